@@ -134,7 +134,7 @@ def _captures(model: Any, context: int, widths: Sequence[int], static: bool | No
         for width in widths:
             trees = [bushy_tree(width, model.config.vocab_size)]
             taken = [1e3 * timed(model.device, partial(passes.forward, trees))[1] for _ in range(4)]
-            rows.append({"nodes": width, "first_ms": taken, "route": passes.route, "reason": passes.route_reason})
+            rows.append({"nodes": width, "first_ms": taken, "route": passes.route, "reason": passes.executor.reason})
     return rows
 
 

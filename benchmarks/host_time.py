@@ -25,7 +25,7 @@ from benchmarks.harness import Run, load, quiet_console, random_prompt, texts_of
 from benchmarks.options import chosen, whole_numbers
 from benchmarks.step_time import random_model
 from lookahead.draft.context import Drafts
-from lookahead.generation.observers import Observers
+from lookahead.generation.group import Observers
 from lookahead.runtime import scores
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.tracing import schedule

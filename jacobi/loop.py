@@ -156,10 +156,9 @@ class Stepper(Generic[AnyGroup]):
         trees = [tree for group in groups for tree in group.trees]
         draft_ms, begin = since_ms(begin), perf_counter()
         counts: list[int] = []  # of what is looked for in each group's logits
+        wait: Callable[[], Scores] = partial(self._model.forward, trees)
         if self._asynchronous is not None:
             wait = self._asynchronous.launch(trees, partial(_looked, groups, counts))
-        else:
-            wait = partial(self._model.forward, trees)
         launch_ms = since_ms(begin)
         self._aside()
         begin = perf_counter()

@@ -48,9 +48,7 @@ def walk(tree: TokenTree, choose: Callable[[int], int], stop: Callable[[int], bo
         token = choose(node)
         path.nodes.append(node)
         path.tokens.append(token)
-        if stop(token):
-            break
-        node = tree.children[node].get(token)
+        node = None if stop(token) else tree.children[node].get(token)
     return path
 
 
@@ -75,8 +73,7 @@ def longest(
         judge: takes places (row, node) of one depth; gives each one's accepted children: log-probabilities by token.
         end_tokens: nothing follows these.
     """
-    ends = dict.fromkeys(trees, 0)
-    sums = dict.fromkeys(((row, 0) for row in trees), 0.0)
+    ends, sums = dict.fromkeys(trees, 0), dict.fromkeys(((row, 0) for row in trees), 0.0)
     places = [(row, 0) for row, tree in trees.items() if tree.children[0]]
     while places:
         reached: list[tuple[int, int]] = []

@@ -13,6 +13,8 @@ from jacobi import LookaheadError
 
 _LARGE = 16 << 20  # bytes of keys and values: what a call with a long prompt frees
 _GROWN = 0.02  # of the process's memory: from there on calls that leave little each have left much together
+MOST_KINDS = 16  # of calls of one model, of which things are kept apart
+MOST_PASSES = 64  # of different shapes, that are kept recorded for one of them
 _resident = 0  # bytes, when the heap was last trimmed
 
 

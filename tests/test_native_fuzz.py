@@ -123,10 +123,10 @@ def usual(rng: random.Random, name: str) -> list[Any]:
         noise = numbers.exponential(size=(lines, vocab)).astype(np.float32)
         ids = np.argsort(-logits, 1)[:, : min(vocab, 5)].astype(np.int32)
         best = np.take_along_axis(logits, ids, 1)
-        children = [{int(token): rng.randrange(lines) for token in line} for line in ids]
+        nodes = np.array([-1, 0, rng.randrange(2)], np.int32), np.array([0, *ids[:2, 0]], np.int32)
         warp = (0.7, rng.choice([0, 3]), rng.choice([1.0, 0.9]), rng.choice([0.0, 0.1]))
         how = rng.randrange(lines), rng.randrange(lines), warp, (1e-6, 1e-5, 5)
-        return [logits, *rng.choice([(ids, best), (None, None)]), children, (noise,) * 3, how]
+        return [logits, *rng.choice([(ids, best), (None, None)]), *nodes, (noise,) * 3, how]
     if name == "attend":
         slots, channels = rng.choice([lines, 70]), rng.choice([1, 8, 24])
         shapes = [(2 * lines, 4 * channels)] * 2 + [(4, slots * channels)] * 2
@@ -143,9 +143,10 @@ def usual(rng: random.Random, name: str) -> list[Any]:
     if name == "rows":
         return arrays
     rows, context = _native.speedups.rows(*arrays), tuple(rng.randrange(2) for _ in range(3))
+    nodes = np.array([-1, 0, 0, 1], np.int32), np.array([5, 6, 7, 8], np.int32)
     if name == "put":
-        return [rows, 16, context, [-1, 0, 0, 1], [5, 6, 7, 8]]
-    _native.speedups.put(rows, 16, context, [-1, 0, 0, 1], [5, 6, 7, 8])
+        return [rows, 16, context, *nodes]
+    _native.speedups.put(rows, 16, context, *nodes)
     assert name == "heard"
     settings = (0.7, 0, 1.0, 0.0), 2, (0.5, 2.0, 2.7, 3.3, 0.4, 50.0), np.array([0.01, 0.02, 0.5]), 8, 18
     return [settings, rows, 20, context, noise_or_none(rng, numbers), [(rng.randrange(8), 0.5)]]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.logits_process import TopPLogitsWarper
 
-from jacobi import Successors
+from jacobi import Successors, TokenTree
 from lookahead import _native
 from lookahead.runtime.scores import score
 from lookahead.sources import SuccessorTable
@@ -94,7 +94,7 @@ def test_what_is_sure_is_drawn(seed: int) -> None:
     if rng.random() < 0.5:
         best = score(logits[None], rng.choice([4, 20, 64])).successors
         said = best and best[0]
-    ((token, sure),) = shortlist.path(logits, 0, [{}], [noise.numpy().data], 0, said)
+    ((token, sure),) = shortlist.path(logits, 0, TokenTree(0), [noise.numpy().data], 0, said)
     assert 0 <= token < vocab
     if sure == SURE:
         assert chances.isfinite().all()

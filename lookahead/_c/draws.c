@@ -3,27 +3,15 @@
 typedef struct { /* what the draw of a token depends on */
     Warp warp;
     double rounding, close; /* lookahead.verify.shortlist's _ROUNDING and _CLOSE */
-    PyObject *children;     /* a dict from token to node for each node */
-    Array arrays[3];        /* logits [node, vocab], and ids and logits of the best [node, rank] */
+    Array arrays[5];        /* logits [node, vocab]; ids and logits of the best [node, rank]; parents, tokens [node] */
     Py_ssize_t vocab;
     Best found, list;            /* room for the best of one node where they are not given; the best */
-    const float *logits, *noise; /* of one node, and of all tokens: logits, if they are in float32; noise */
-    const uint16_t *narrow;      /* the logits in bfloat16 */
-    float *wide;                 /* room for them in float32 */
+    const float *logits, *noise; /* of one node, of all tokens */
+    float *wide;                 /* room for logits that are given in bfloat16 */
     Py_ssize_t token;            /* that is drawn */
     double top, second, maybe;   /* the highest scores, and that of a token that may be cut */
     double near, cut, kept;      /* nearness of scores that are open; scaled logits that are surely cut, and kept */
 } Walk;
-
-/* Logits of some tokens of the node in float32. */
-static const float *
-logits_of(Walk *walk, Py_ssize_t first, Py_ssize_t count)
-{
-    if (walk->logits != NULL)
-        return walk->logits + first;
-    widen(walk->narrow + first, walk->wide + first, count);
-    return walk->wide + first;
-}
 
 static double
 scaled(const Walk *walk, float logit)
@@ -85,7 +73,7 @@ draw_of_all(Walk *walk)
         if (end - start == BLOCK && reach(noise + start, bound) == BLOCK)
             continue;
         for (Py_ssize_t at = start; at < end; at++)
-            if (noise[at] < bound && !take(walk, at, *logits_of(walk, at, 1)))
+            if (noise[at] < bound && !take(walk, at, walk->logits[at]))
                 return 0;
     }
     return is_sure(walk);
@@ -112,7 +100,7 @@ draw_of_list(Walk *walk)
     if (warp->top_p < 1.0) {
         double whole = 0.0, before = 0.0, close = walk->close + walk->near;
         if (open) {
-            whole = sum_of_chances(logits_of(walk, 0, vocab), vocab, best[0], (float)(1.0 / warp->temperature));
+            whole = sum_of_chances(walk->logits, vocab, best[0], (float)(1.0 / warp->temperature));
             close += ldexp((double)vocab, -26);
         } else
             for (Py_ssize_t at = 0; at < count; at++)
@@ -153,13 +141,13 @@ draw_at(Walk *walk, Py_ssize_t node, PyObject *line, Py_ssize_t row)
         return -1;
     if (node < logits->lines && row >= 0 && row < noise.lines && noise.length == walk->vocab &&
         (!ids->length || node < ids->lines)) {
-        walk->narrow = line_of(logits, node);
-        walk->logits = walk->wide == NULL ? line_of(logits, node) : NULL;
+        walk->logits = walk->wide == NULL ? line_of(logits, node) : walk->wide;
         walk->noise = line_of(&noise, row);
+        if (walk->wide != NULL)
+            widen(line_of(logits, node), walk->wide, walk->vocab);
         if (ids->length)
             walk->list = (Best){line_of(best, node), line_of(ids, node), ids->length, ids->length};
         else {
-            walk->logits = logits_of(walk, 0, walk->vocab);
             walk->list = walk->found;
             find_best(walk->logits, walk->vocab, &walk->list);
         }
@@ -172,19 +160,15 @@ draw_at(Walk *walk, Py_ssize_t node, PyObject *line, Py_ssize_t row)
     return sure;
 }
 
-/* The node of a child; -1 and maybe an error if there is none. */
+/* The child of a node that holds the token drawn there; -1 if there is none. */
 static Py_ssize_t
-child_of(PyObject *children, Py_ssize_t node, PyObject *token)
+child_of(const Walk *walk, Py_ssize_t node)
 {
-    PyObject *siblings = item_of(children, node), *child = NULL;
-    if (siblings != NULL && PyDict_Check(siblings))
-        child = Py_XNewRef(PyDict_GetItemWithError(siblings, token));
-    else if (siblings != NULL)
-        PyErr_SetString(PyExc_TypeError, "the children of a node are a dict");
-    Py_ssize_t found = child == NULL ? -1 : PyLong_AsSsize_t(child);
-    Py_XDECREF(siblings);
-    Py_XDECREF(child);
-    return found;
+    const int32_t *parents = (int32_t *)walk->arrays[3].data, *tokens = (int32_t *)walk->arrays[4].data;
+    for (Py_ssize_t at = node + 1; at < walk->arrays[3].length; at++)
+        if (parents[at] == node && tokens[at] == walk->token)
+            return at;
+    return -1;
 }
 
 /* The tokens drawn at a node and below it, as far as they are certain and the lines of noise go. */
@@ -193,33 +177,31 @@ draw_path(Walk *walk, Py_ssize_t node, PyObject *lines, Py_ssize_t row, PyObject
 {
     for (Py_ssize_t at = 0; node >= 0 && at < PyTuple_GET_SIZE(lines); at++) {
         int sure = draw_at(walk, node, PyTuple_GET_ITEM(lines, at), row);
-        PyObject *choice = sure < 0 ? NULL : Py_BuildValue("ni", walk->token, sure ? 1 : 2);
-        int failed = choice == NULL || PyList_Append(drawn, choice) < 0;
-        node = failed || !sure ? -1 : child_of(walk->children, node, PyTuple_GET_ITEM(choice, 0));
-        Py_XDECREF(choice);
+        int failed = append(drawn, sure < 0 ? NULL : Py_BuildValue("ni", walk->token, sure ? 1 : 2)) < 0;
+        node = failed || !sure ? -1 : child_of(walk, node);
     }
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* drawn(logits, ids, best, children, lines, (node, row, warp, (rounding, close, listed))): tokens and certainty (1, 2)
- * at a node and at those of its children which are drawn. `logits` are [node, vocab], float32 or bfloat16, and the best
- * [node, rank], or None twice: then so many are found here. Each token's noise is a row of one of `lines`. */
+/* drawn(logits, ids, best, parents, tokens, lines, (node, row, warp, (rounding, close, listed))): tokens and certainty
+ * (1, 2) at a node of a tree and at those of its children which are drawn. `logits` are float32 or bfloat16, and the
+ * best None twice where so many are to be found here. Each token's noise is a row of one of `lines`. */
 PyObject *
 drawn(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     Walk walk = {
-        .arrays = {{"logits", FLOAT32_OR_BFLOAT16, 2}, {"ids", INT32, 2, OPTIONAL}, {"best", FLOAT32, 2, OPTIONAL}}};
+        .arrays = {{"logits", FLOAT32_OR_BFLOAT16, 2}, {"ids", INT32, 2, OPTIONAL}, {"best", FLOAT32, 2, OPTIONAL},
+                   {"parents", INT32, 1}, {"tokens", INT32, 1}}};
     const Array *logits = walk.arrays, *ids = logits + 1, *best = logits + 2;
     Warp *warp = &walk.warp;
     Py_ssize_t node, row, listed;
-    if (!takes("drawn", 6, count) ||
-        !read_tuple(args[5], "nn(dndd)(ddn);place, warp and margins", &node, &row, &warp->temperature, &warp->top_k,
+    if (!takes("drawn", 7, count) ||
+        !read_tuple(args[6], "nn(dndd)(ddn);place, warp and margins", &node, &row, &warp->temperature, &warp->top_k,
                     &warp->top_p, &warp->min_p, &walk.rounding, &walk.close, &listed) || !is_warp(warp))
         return NULL;
-    walk.children = args[3];
-    if (!PyList_Check(args[3]) || !PyTuple_Check(args[4]))
-        return PyErr_Format(PyExc_TypeError, "expected a list of children and a tuple of lines");
-    if (open_arrays(walk.arrays, args, 3) < 0)
+    if (!PyTuple_Check(args[5]))
+        return PyErr_Format(PyExc_TypeError, "expected a tuple of lines");
+    if (open_arrays(walk.arrays, args, 5) < 0)
         return NULL;
     walk.vocab = logits->length;
     listed = Py_MIN(Py_MAX(listed, 1), walk.vocab);
@@ -227,15 +209,16 @@ drawn(PyObject *module, PyObject *const *args, Py_ssize_t count)
     float *room = PyMem_New(float, widened + 2 * listed);
     walk.wide = widened ? room : NULL;
     PyObject *found = PyList_New(0);
-    if (ids->length != best->length || ids->lines != best->lines || walk.vocab < 1 || node < 0)
-        PyErr_SetString(PyExc_ValueError, "expected a node, its logits, and as many ids as logits of the best");
+    if (ids->length != best->length || ids->lines != best->lines || walk.vocab < 1 || node < 0 ||
+        walk.arrays[3].length != walk.arrays[4].length)
+        PyErr_SetString(PyExc_ValueError, "expected a node of a tree, and as many ids as logits of the best");
     else if (found != NULL && room == NULL)
         PyErr_NoMemory();
     else if (room != NULL)
         walk.found = (Best){room + widened, (int32_t *)(room + widened + listed), 0, listed};
-    if (PyErr_Occurred() || draw_path(&walk, node, args[4], row, found) < 0)
+    if (PyErr_Occurred() || draw_path(&walk, node, args[5], row, found) < 0)
         Py_CLEAR(found);
     PyMem_Free(room);
-    close_arrays(walk.arrays, 3);
+    close_arrays(walk.arrays, 5);
     return found;
 }

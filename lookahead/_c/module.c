@@ -95,12 +95,6 @@ append(PyObject *list, PyObject *item)
     return failed;
 }
 
-PyObject *
-item_of(PyObject *list, Py_ssize_t at)
-{
-    return Py_XNewRef(PyList_GetItem(list, at));
-}
-
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL},
 
 static PyMethodDef methods[] = {EACH(METHOD){NULL, NULL, 0, NULL}};

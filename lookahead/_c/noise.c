@@ -69,26 +69,19 @@ exponentials(const uint32_t *words, float *out)
     }
 }
 
-typedef struct {
-    uint32_t words[WORDS];
-    int next; /* of them that is read */
-} Generator;
-
-/* The next `count` words, as they are read. */
-static void
-read_words(Generator *from, uint32_t *out, int count)
+/* The next `count` words, as they are read; which of the generator's is read then. */
+static int
+read_words(uint32_t *words, int next, uint32_t *out, int count)
 {
-    while (count) {
-        if (from->next == WORDS) {
-            renew(from->words);
-            from->next = 0;
+    for (int more; count; next += more, out += more, count -= more) {
+        if (next == WORDS) {
+            renew(words);
+            next = 0;
         }
-        int more = count < WORDS - from->next ? count : WORDS - from->next;
-        temper(from->words + from->next, out, more);
-        from->next += more;
-        out += more;
-        count -= more;
+        more = Py_MIN(count, WORDS - next);
+        temper(words + next, out, more);
     }
+    return next;
 }
 
 /* exponential(states, lines): fill float32 lines as torch's `exponential_` does, as many behind each of several states,
@@ -96,9 +89,8 @@ read_words(Generator *from, uint32_t *out, int count)
 PyObject *
 exponential(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    Generator generator;
     Saved saved = {.left = 0};
-    uint32_t words[2 * PART] = {0};
+    uint32_t generator[WORDS], words[2 * PART] = {0};
     float part[PART];
     Array arrays[] = {{"states", "B", 1, 2, WRITTEN}, {"lines", FLOAT32, 2, WRITTEN}};
     const Array *states = arrays, *lines = arrays + 1;
@@ -113,22 +105,22 @@ exponential(PyObject *module, PyObject *const *args, Py_ssize_t given)
         return NULL;
     }
     Py_ssize_t each = lines->lines / (states->lines - 1);
-    generator.next = saved.left == 1 ? WORDS : (int)saved.next;
+    int next = saved.left == 1 ? WORDS : (int)saved.next;
     for (int at = 0; at < WORDS; at++)
-        generator.words[at] = (uint32_t)saved.words[at];
+        generator[at] = (uint32_t)saved.words[at];
     for (Py_ssize_t line = 0; line < lines->lines; line++) {
         for (Py_ssize_t start = 0; start < lines->length; start += PART) {
             int numbers = (int)Py_MIN(PART, lines->length - start);
-            read_words(&generator, words, 2 * numbers);
+            next = read_words(generator, next, words, 2 * numbers);
             exponentials(words, part);
             memcpy((float *)line_of(lines, line) + start, part, numbers * sizeof(float));
         }
         if ((line + 1) % each)
             continue;
         for (int at = 0; at < WORDS; at++)
-            saved.words[at] = generator.words[at];
-        saved.next = generator.next;
-        saved.left = WORDS + 1 - generator.next;
+            saved.words[at] = generator[at];
+        saved.next = next;
+        saved.left = WORDS + 1 - next;
         char *behind = line_of(states, (line + 1) / each);
         memcpy(behind, states->data, states->length);
         memcpy(behind, &saved, sizeof(Saved));

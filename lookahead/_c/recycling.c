@@ -16,18 +16,6 @@ typedef struct { /* how a token is drawn, and the shares of tokens so far */
     Py_ssize_t vocab, count;
 } Draw;
 
-/* Give a token a larger share. Few tokens have one, so they are looked through. */
-static void
-add_share(Draw *draw, long token, double share)
-{
-    Py_ssize_t at = 0;
-    while (at < draw->count && draw->shares[at].token != token)
-        at++;
-    if (at == draw->count)
-        draw->shares[draw->count++] = (Share){token, 0.0};
-    draw->shares[at].share += share;
-}
-
 static inline float
 noise_of(const Draw *draw, long token)
 {
@@ -61,20 +49,16 @@ add_row(Draw *draw, const Rows *rows, long row, double vote)
     float factor = (float)vote / sum;
     for (Py_ssize_t rank = 0; rank < kept; rank++) {
         double share = weights[rank] * factor;
-        if (share >= draw->least)
-            add_share(draw, token_at(tokens, size, rank), share);
+        long token = token_at(tokens, size, rank);
+        Py_ssize_t at = 0; /* few tokens have a share, so they are looked through */
+        if (!(share >= draw->least))
+            continue;
+        while (at < draw->count && draw->shares[at].token != token)
+            at++;
+        if (at == draw->count)
+            draw->shares[draw->count++] = (Share){token, 0.0};
+        draw->shares[at].share += share;
     }
-}
-
-/* A token and a kind. */
-static PyObject *
-pair(long token, long kind)
-{
-    PyObject *first = PyLong_FromLong(token), *second = PyLong_FromLong(kind);
-    PyObject *found = first == NULL || second == NULL ? NULL : PyTuple_Pack(2, first, second);
-    Py_XDECREF(first);
-    Py_XDECREF(second);
-    return found;
 }
 
 /* perturbed.offer: the best `most`, equal ones in their order. */
@@ -91,7 +75,7 @@ offered(Draw *draw, Py_ssize_t most, const Array *bounds, long first)
         long bin = 0;
         while (bin < bounds->length && ((const double *)bounds->data)[bin] <= taken.share)
             bin++;
-        if (append(found, pair(taken.token, first + bin)) < 0)
+        if (append(found, Py_BuildValue("ll", taken.token, first + bin)) < 0)
             Py_CLEAR(found);
     }
     return found;
@@ -109,7 +93,7 @@ weigh(const Rows *rows, int count, int *orders, long *found, double *weights, co
     }
     Py_ssize_t others = count && orders[0] ? 0 : Py_MIN(PyList_GET_SIZE(near), MOST_ROWS - count);
     for (Py_ssize_t at = 0; at < others; at++, count++) {
-        PyObject *item = item_of(near, at); /* what reads it may change the list */
+        PyObject *item = Py_XNewRef(PyList_GetItem(near, at)); /* what reads it may change the list */
         int read = item != NULL && read_tuple(item, "ld;a row and its votes", found + count, weights + count);
         Py_XDECREF(item);
         orders[count] = 0;

@@ -81,9 +81,6 @@ int is_warp(const Warp *warp);
 /* Append an item and give its reference away; -1 and an error if it is NULL. */
 int append(PyObject *list, PyObject *item);
 
-/* A new reference to an item of a list; NULL and an error if there is none. */
-PyObject *item_of(PyObject *list, Py_ssize_t at);
-
 /* Whether a function was given so many arguments; if not, there is an error. */
 int takes(const char *name, Py_ssize_t count, Py_ssize_t given);
 

@@ -121,48 +121,37 @@ typedef struct { /* a row: its context, and in each place its entry, what that i
     uint32_t *entries[PLACES], tags[PLACES], before[PLACES];
 } Row;
 
-/* An item of a list as an integer; -1, and maybe an error. */
-static long long
-integer_of(PyObject *list, Py_ssize_t at)
-{
-    PyObject *item = item_of(list, at);
-    long long value = item == NULL ? -1 : PyLong_AsLongLong(item);
-    Py_XDECREF(item);
-    return value;
-}
-
-/* What stands after each node of a tree, of which the first has the context `root`. */
+/* What stands after each node of a tree, of which the first has the context `root`; whether it is one. */
 static int
-read_tree(PyObject *root, PyObject *parents, PyObject *tokens, Row *made, Py_ssize_t count)
+read_tree(PyObject *root, const Array *tree, Row *made)
 {
-    if (!read_context(root, made[0].context))
-        return -1;
-    for (Py_ssize_t node = 1; node < count; node++) {
-        long long parent = integer_of(parents, node), token = parent < 0 ? -1 : integer_of(tokens, node);
-        if (!PyErr_Occurred() && (parent < 0 || parent >= node))
-            PyErr_SetString(PyExc_ValueError, "a parent stands before its children");
-        if (PyErr_Occurred())
-            return -1;
-        memcpy(made[node].context, made[parent].context + 1, 2 * sizeof(long long));
-        made[node].context[2] = token;
+    const int32_t *parents = (int32_t *)tree[0].data, *tokens = (int32_t *)tree[1].data;
+    int sound = tree[0].length && tree[0].length == tree[1].length;
+    if (sound && !read_context(root, made[0].context))
+        return 0;
+    for (Py_ssize_t node = 1; sound && node < tree->length; node++) {
+        if (!(sound = parents[node] >= 0 && parents[node] < node))
+            break;
+        memcpy(made[node].context, made[parents[node]].context + 1, 2 * sizeof(long long));
+        made[node].context[2] = tokens[node];
     }
-    return 0;
+    if (!sound)
+        PyErr_SetString(PyExc_ValueError, "expected as many parents as tokens, each before its children");
+    return sound;
 }
 
 /* put(rows, written, root, parents, tokens): SuccessorTable._put. */
 PyObject *
 put(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    if (!takes("put", 5, count))
+    Array tree[] = {{"parents", INT32, 1}, {"tokens", INT32, 1}};
+    if (!takes("put", 5, count) || open_arrays(tree, args + 3, 2) < 0)
         return NULL;
-    if (!PyList_Check(args[3]) || !PyList_Check(args[4]) || PyList_GET_SIZE(args[3]) != PyList_GET_SIZE(args[4]) ||
-        !PyList_GET_SIZE(args[3]))
-        return PyErr_Format(PyExc_TypeError, "parents and tokens are lists, of as many nodes, and one at least");
-    Py_ssize_t nodes = PyList_GET_SIZE(args[3]);
+    Py_ssize_t nodes = tree->length;
     Row *made = PyMem_New(Row, nodes);
     if (made == NULL)
-        return PyErr_NoMemory();
-    Rows *rows = read_tree(args[2], args[3], args[4], made, nodes) < 0 ? NULL : rows_of(args[0], args[1]);
+        PyErr_NoMemory();
+    Rows *rows = made == NULL || !read_tree(args[2], tree, made) ? NULL : rows_of(args[0], args[1]);
     for (Py_ssize_t start = 0, end; rows != NULL && start < nodes; start = end) {
         end = nodes < start + TOGETHER ? nodes : start + TOGETHER;
         uint32_t first = rows->written;
@@ -182,5 +171,6 @@ put(PyObject *module, PyObject *const *args, Py_ssize_t count)
             }
     }
     PyMem_Free(made);
+    close_arrays(tree, 2);
     return rows == NULL ? NULL : Py_NewRef(Py_None);
 }

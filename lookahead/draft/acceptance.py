@@ -13,11 +13,10 @@ _AGREEMENT = (0.8, 0.5)  # a supporting vote starts with so much, and this share
 _UNSAID = 1.0  # of a weight, that candidates of later sources are worth less if a model did not propose them
 _INFORMATION = 2.0  # that a prior is worth; a trial of a candidate with chance p brings p(1-p), at most a quarter
 _MOST_INFORMATION = 40.0  # so that old trials fade
-_LONGEST_STEP = 1.0  # of a weight in one trial
-_STRONGEST = 30.0
+_STRONGEST = 30.0  # weight: what is worth more is as good as certain, and products of odds stay finite
 MOST_ODDS = exp(_STRONGEST)
 _GAIN_TRIALS = 8.0  # accepted tokens that the calibration's prior is worth
-_GAIN_HORIZON = 60.0
+_GAIN_HORIZON = 60.0  # expected tokens, past which older ones fade
 
 Offered = Mapping[int, Sequence[int]]  # the candidates of a node: token to the slots of those who propose it
 
@@ -34,13 +33,11 @@ class Acceptance:
         dog  suffix, pool w(suffix) + w'(pool)  =  1.1   3.0   0.55
         none                                             1.0   0.18
 
-    ``weights`` hold w and w' of each kind, source by source from its place in ``offsets``, and ``odds`` what they are
-    worth: exp(w). A lone candidate's chance is its prior; ``trust`` says how far priors are believed at first: accepted
-    tokens for each expected one.
+    ``weights`` hold w and w' of each kind, source by source from its place in ``offsets``, and ``odds`` exp(w). A lone
+    candidate's chance is its prior; ``trust`` is how many tokens are accepted at first for each one expected.
     """
 
     def __init__(self, sources: Sequence[Source], trust: float = 1.0) -> None:
-        self.names = [source.name for source in sources]
         self.offsets: list[int] = []
         weights: list[float] = []
         unsaid = 0.0
@@ -76,21 +73,20 @@ class Acceptance:
 
     def chances(self, offered: Offered) -> list[float]:
         """The chance of each candidate of a node to be right, in their order; they sum to less than 1."""
-        known = self.odds
-        odds = [min(MOST_ODDS, prod([known[slot] for slot in slots])) for slots in offered.values()]
+        odds = [min(MOST_ODDS, prod([self.odds[slot] for slot in slots])) for slots in offered.values()]
         every = 1.0 + sum(odds)
         return [each / every for each in odds]
 
     def count(self, offered: Offered, truth: Sequence[float]) -> None:
         """Learn from the model's probability of each candidate (of an argmax 1 or 0), by a diagonal Newton step."""
-        weights, odds, information = self._weights, self.odds, self._information
+        weights, information = self._weights, self._information
         for slots, chance, share in zip(offered.values(), self.chances(offered), truth, strict=True):
             error = (share - chance) / len(slots)
             gained = chance * (1.0 - chance)
             for slot in slots:
-                known = information[slot] = min(_MOST_INFORMATION, information[slot] + gained)
-                weight = weights[slot] = weights[slot] + max(-_LONGEST_STEP, min(_LONGEST_STEP, error / known))
-                odds[slot] = exp(min(_STRONGEST, weight))
+                information[slot] = min(_MOST_INFORMATION, information[slot] + gained)
+                weights[slot] += error / information[slot]
+                self.odds[slot] = exp(min(_STRONGEST, weights[slot]))
 
     def count_tree(self, expected: float, accepted: float) -> None:
         """Take in how many drafted tokens a pass was expected to keep, and how many it kept, or was going to."""

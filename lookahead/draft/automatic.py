@@ -17,12 +17,7 @@ from lookahead.sources.recycling import BEST, RecyclingSource
 
 class AutomaticDrafter:
     """The drafter of one sequence; all sequences of a call share the planner. A ``chain`` has one branch only. The
-    ``top_k`` best next tokens are gathered at every node; ``notes`` keep those of what is written.
-
-    Attributes:
-        credited: accepted tokens by source.
-        by_noise: accepted tokens that were not the likeliest, but for the noise.
-    """
+    ``top_k`` best next tokens are gathered at every node; ``notes`` keep those of what is written."""
 
     def __init__(
         self,
@@ -33,14 +28,12 @@ class AutomaticDrafter:
         top_k: int = BEST,
         notes: Notes | None = None,
     ) -> None:
-        self.credited: Counter[str] = Counter()
-        self.by_noise = 0
-        self._top_k = top_k
-        self._prompt = prompt
+        self.credited: Counter[str] = Counter()  # accepted tokens by source
+        self.by_noise = 0  # accepted tokens that were not the likeliest, but for the noise
+        self._prompt, self._top_k, self._chain = prompt, top_k, chain
         self._sources = list(sources)
         self._notes = notes is not None
         self._listeners = self._sources + ([] if notes is None else [NoteTaker(notes)])
-        self._planner = planner
         self._acceptance = planner.acceptance
         self._trees = BestFirstTree(sources, planner.acceptance, chain)
         self._drawn = next((source for source in sources if isinstance(source, RecyclingSource)), None)
@@ -50,17 +43,15 @@ class AutomaticDrafter:
         self._values: list[float] = []
         self._root = -1
         self._written = 0
-        self._started = False
-        self._rested = False
-        self._chain = chain
+        self._started = self._rested = False
         self._room = 1 << 30  # as far as is known before a pass
-        self._ahead: TokenTree | None = None  # a tree that was grown to choose the width of all
         self._wrote = False  # in the last pass
-        planner.share(self.grow_ahead)
+        self.follow(planner)
 
     def follow(self, planner: Planner) -> None:
         """Share another planner from now on, because other sequences have come or gone. Estimates stay."""
-        self._planner, self._ahead = planner, None
+        self._planner = planner
+        self._ahead: TokenTree | None = None  # a tree that was grown to choose the width of all
         planner.share(self.grow_ahead)
 
     def draft(self, room: int) -> TokenTree:
@@ -96,8 +87,9 @@ class AutomaticDrafter:
 
     def _grow(self, room: int, beside_ms: float = 0.0) -> Growth[TokenTree]:
         planner, (times, least) = self._planner, self._planner.sizes
-        settings = planner.floor, planner.gain, planner.cut, planner.ask_ms, beside_ms
-        tree, self._values = yield from self._trees.growing(self._root, room, times, least, *settings)
+        tree, self._values = yield from self._trees.growing(
+            self._root, room, times, least, planner.floor, planner.gain, planner.cut, planner.ask_ms, beside_ms
+        )
         planner.asks += self._trees.asks
         return tree
 

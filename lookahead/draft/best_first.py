@@ -38,8 +38,7 @@ _LIKELY = 0.4
 
 
 class _Best:
-    """The fastest of the sizes that a tree had while it grew: what it is expected to write in its time, and in what is
-    ``spent`` whatever the size."""
+    """The fastest of the sizes that a tree had while it grew, in its time and what is ``spent`` whatever the size."""
 
     def __init__(self, expected: float, time: float, spent: float) -> None:
         self.count = 1
@@ -72,12 +71,12 @@ class BestFirstTree:
 
     def use(self, sources: Sequence[Source]) -> None:
         used = [place for place, source in enumerate(self._all) if source in sources]
-        views, offsets = [self._views[place] for place in used], self._acceptance.offsets
+        views = [self._views[place] for place in used]
         self._used = [self._all[place] for place in used]
-        self._offsets = tuple(offsets[place] for place in used)
-        asks = [(source, view.propose) for source, view in zip(self._used, views, strict=True)]
+        self._offsets = tuple(self._acceptance.offsets[place] for place in used)
         self._proposers: tuple[Any, ...] = tuple(
-            _stripped(ask) if isinstance(source, CheckedSource) else ask for source, ask in asks
+            _stripped(view.propose) if isinstance(source, CheckedSource) else view.propose
+            for source, view in zip(self._used, views, strict=True)
         )
         self._steps = tuple(view.step for view in views)
         self._roots = [view.root for view in views]
@@ -117,6 +116,7 @@ class BestFirstTree:
             beside_ms: what sources cost that are asked whatever the tree; what others take is added as they are asked.
         """
         calibration, odds, tree = self._acceptance.calibration, self._acceptance.odds, TokenTree(root)
+        self.asks, self.asked_ms = 0, 0.0
         if _native.speedups is not None and not self._frontiers:
             return self._grow_in_c(tree, (times, least), room, cut, (floor, gain, ask_ms, beside_ms))
         kinds = [(odds[offset::SLOTS], odds[offset + 1 :: SLOTS]) for offset in self._offsets]
@@ -125,7 +125,7 @@ class BestFirstTree:
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
         value = chance = expected = 1.0  # the chance of the node, where its parent is visited
         node, token, rest, look = 0, root, 0.0, most  # no place is left for less than rest; look: when to see anew
-        best, self.asks, self.asked_ms = _Best(gain * expected, times[0], beside_ms), 0, 0.0
+        best = _Best(gain * expected, times[0], beside_ms)
         while True:
             proposed: Proposed = ()
             worth = max(floor, best.speed * cheapest / calibration, rest)  # a candidate that is kept is worth more
@@ -171,7 +171,7 @@ class BestFirstTree:
         self, tree: TokenTree, sizes: Sizes, room: int, cut: Cut | None, settings: tuple[float, float, float, float]
     ) -> tuple[TokenTree, list[float]]:
         """What :meth:`growing` does, with sources of which none is asked about many nodes at once."""
-        known, self.asked_ms = self._acceptance, 0.0
+        known = self._acceptance
         states = tuple(start() for start in self._roots)
         sources, (times, least) = (self._proposers, self._steps, self._offsets), (array("d", each) for each in sizes)
         costs = (cut.token_ms, cut.again_ms) if cut else (0.0, 0.0)
@@ -215,8 +215,7 @@ class BestFirstTree:
     def learn(self, tree: TokenTree, path: Path, values: Sequence[float]) -> list[str]:
         """Learn from the path kept of the tree grown last, and name the source of each accepted token."""
         self.catch_up()
-        offered, accepted = self._offered, len(path.tokens) - 1
-        credited = []
+        offered, accepted, credited = self._offered, len(path.tokens) - 1, []
         expected, right = sum(values), 0.0
         for place, (node, token) in enumerate(zip(path.nodes, path.tokens, strict=True)):
             if node >= len(offered):
@@ -235,7 +234,7 @@ class BestFirstTree:
         return credited
 
     def sources_of(self, tree: TokenTree) -> list[str]:
-        """The name of the first source that has proposed each node of the tree grown last; empty where none has."""
+        """The first source that has proposed each node of the tree grown last; empty where none has."""
         names = [""]
         for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
             source = self._first(self._offered[parent], token) if parent < len(self._offered) else None
@@ -244,10 +243,8 @@ class BestFirstTree:
 
     def _first(self, proposed: Proposed, token: int) -> Source | None:
         """The first source that has proposed a token."""
-        for source, candidates in zip(self._used, proposed, strict=False):
-            if any(candidate == token for candidate, _ in candidates):
-                return source
-        return None
+        pairs = zip(self._used, proposed, strict=False)
+        return next((source for source, candidates in pairs if any(each == token for each, _ in candidates)), None)
 
     def catch_up(self) -> None:
         """Learn which candidates of the last pass's nodes were right; the next tree can do without."""

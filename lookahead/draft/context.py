@@ -19,47 +19,33 @@ from lookahead.sources.perturbed import Draw
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """What a drafter may know of its sequence, row ``index`` of the batch. ``prompt`` has no padding; ``rng`` is seeded
-    if the strategy is; ``chain`` says that the model can only be given one branch a pass, see
-    :mod:`lookahead.runtime.linear`; ``draw`` says how tokens are drawn: None = they are not, or nobody can know;
-    ``chance`` says what happens to the logits of candidates that are drawn by chance: None = none are."""
+    """What a drafter may know of its sequence, row ``index`` of the batch."""
 
-    prompt: Sequence[int]
+    prompt: Sequence[int]  # without padding
     vocab_size: int
     pad: int
     end_tokens: frozenset[int]
-    rng: random.Random
+    rng: random.Random  # seeded if the strategy is
     index: int = 0
-    chain: bool = False
-    draw: Draw | None = None
-    chance: Draw | None = None
+    chain: bool = False  # the model can only be given one branch a pass, see lookahead.runtime.linear
+    draw: Draw | None = None  # how tokens are drawn; None = they are not, or nobody can know
+    chance: Draw | None = None  # what happens to the logits of candidates drawn by chance; None = none are
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a strategy may know of a call.
-
-    Attributes:
-        memory: what drafts learnt on the model before; may be empty.
-        choice: stands for processors and sampling: acceptance is learnt separately for each.
-        new_tokens: most tokens that the call writes.
-        trust: how far estimates are believed for this choice before anything is learnt, from 0 to 1.
-        limits: what passes over the model allow and cost.
-        curve: finds the latency curve of passes as they are run now.
-        closing: is told what to call when the call is over, whether it fails or not.
-        hidden: the hidden states of the last pass, if the strategy wants them.
-    """
+    """What a strategy may know of a call."""
 
     model: Any
     rows: Sequence[RowContext]
-    memory: Memory
-    choice: Hashable
-    new_tokens: int
-    trust: float
-    limits: ModelLimits
-    curve: Callable[[], StepTimes]
-    closing: Callable[[Callable[[], None]], object]
-    hidden: HiddenStates | None = None
+    memory: Memory  # what drafts learnt on the model before; may be empty
+    choice: Hashable  # stands for processors and sampling: acceptance is learnt separately for each
+    new_tokens: int  # that the call writes at most
+    trust: float  # how far estimates are believed for this choice before anything is learnt, from 0 to 1
+    limits: ModelLimits  # what passes over the model allow and cost
+    curve: Callable[[], StepTimes]  # finds the latency curve of passes as they are run now
+    closing: Callable[[Callable[[], None]], object]  # is told what to call when the call is over, even by an error
+    hidden: HiddenStates | None = None  # of the last pass, if the strategy wants them
 
 
 @dataclass(frozen=True, slots=True)

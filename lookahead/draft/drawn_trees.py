@@ -22,11 +22,8 @@ _CHANCES = (0.1, 0.4, 0.8)  # at which the next bin of chances begins
 
 
 class Urn:
-    """The candidates of one node, drawn one after the other and never put back, by torch's own generator.
-
-    Attributes:
-        chances: of each token before anything was drawn, as the processors of ``draw`` leave it.
-    """
+    """The candidates of one node, drawn one after the other and never put back, by torch's own generator; ``chances``
+    are those of tokens before anything was drawn, as the processors of ``draw`` leave them."""
 
     def __init__(self, said: Said | None, draw: Draw) -> None:
         tokens, logits = (np.empty(0, np.int64), np.empty(0)) if said is None or not len(said[0]) else said
@@ -59,11 +56,9 @@ class Rates:
 
     def rate(self, place: int, chance: float | None = None) -> float:
         """Of the candidates at a place, with any chance, or about this one."""
-        line = min(place, len(_PRIORS) - 1)
-        if chance is None:
-            return float(self._right[line].sum() / self._tried[line].sum())
-        cell = line, bisect_right(_CHANCES, chance)
-        return float(self._right[cell] / self._tried[cell])
+        cells = slice(None) if chance is None else bisect_right(_CHANCES, chance)
+        at = min(place, len(_PRIORS) - 1), cells
+        return float(self._right[at].sum() / self._tried[at].sum())
 
     def learn(self, tree: TokenTree, path: Path) -> None:
         """Take in what became of a tree."""
@@ -88,7 +83,6 @@ class DrawnTree:
         root, reach 1.0     draws cat     open: cat's first child 0.7 x 0.7, the root's second child 0.3 x 0.4
         cat,  reach 0.7     draws sat     open: sat's first child 0.49 x 0.7, cat's second child 0.21 x 0.4, ...
 
-    Rates are learnt from one pass to the next.
     """
 
     def __init__(self, draw: Draw, nodes: int) -> None:
@@ -119,10 +113,9 @@ class DrawnTree:
             drawn = urns[node].take()
             if drawn is None:
                 continue
-            token, chance = drawn
-            accepted = rates.rate(len(tree.children[node]), chance)
-            child = tree.add(node, token)
-            branches[child] = (*branches[node], token)
+            accepted = rates.rate(len(tree.children[node]), drawn[1])
+            child = tree.add(node, drawn[0])
+            branches[child] = (*branches[node], drawn[0])
             if not chain:
                 open_place(node, reach * (1.0 - accepted))
             if tree.depths[child] < room:

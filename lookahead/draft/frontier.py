@@ -62,16 +62,15 @@ def grown_together(growths: Sequence[Growth[Grown]]) -> list[Grown]:
     passes            one             one
     """
     found: dict[int, Grown] = {}
-    asks: dict[int, Ask] = {}
     while len(found) < len(growths):
+        asks = []
         for place, growth in enumerate(growths):
             if place not in found:
                 try:
-                    asks[place] = next(growth)
+                    asks.append(next(growth))
                 except StopIteration as end:
                     found[place] = end.value
-                    asks.pop(place, None)
-        _answer(list(asks.values()))
+        _answer(asks)
     return [found[place] for place in range(len(growths))]
 
 

@@ -3,13 +3,12 @@ table of likely next tokens, counts of what was right, latency curves. A call bo
 two calls at the same time the second starts afresh."""
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lookahead._per_model import PerModel
+from lookahead._per_model import MOST_KINDS, PerModel
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.expensive_sources import ExpensiveSources
 from lookahead.draft.guard import Guard
@@ -18,34 +17,28 @@ from lookahead.sources import Source, SuccessorTable
 from lookahead.sources.learned import Learned, Notes
 from lookahead.sources.recycling import DRAWN_BEST
 
-_MOST_MODES = 16
+Key = tuple[Hashable, Hashable]  # sources, and the way of choosing, under which something was learnt
 
 
 @dataclass
 class Memory:
-    """One model's: estimates by what they were learnt under (sources, way of choosing), and latency curves.
-
-    Attributes:
-        file: what was recalled; None = nothing yet.
-        weights: of acceptance, that a file gave, by sources.
-        notes: what the model says where it writes, if that is gathered.
-    """
+    """One model's: estimates by what they were learnt under (sources, way of choosing), and latency curves."""
 
     vocab_size: int  # of the model, when this was made
-    file: Path | None = None
-    weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    notes: Notes | None = None
+    file: Path | None = None  # what was recalled; None = nothing yet
+    weights: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of acceptance, that it gave, by sources
+    notes: Notes | None = None  # what the model says where it writes, if that is gathered
     table: SuccessorTable = field(init=False)
-    acceptances: "OrderedDict[tuple[Hashable, Hashable], Acceptance]" = field(default_factory=OrderedDict)
-    expensive: dict[tuple[Hashable, Hashable], ExpensiveSources] = field(default_factory=dict)
-    guards: dict[tuple[Hashable, ...], Guard] = field(default_factory=dict)
+    acceptances: dict[Key, Acceptance] = field(default_factory=dict)  # the last used last
+    expensive: dict[Key, ExpensiveSources] = field(default_factory=dict)
+    guards: dict[tuple[Key, int], Guard] = field(default_factory=dict)
     times: dict[tuple[Hashable, ...], StepTimes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.table = SuccessorTable(vocab_size=self.vocab_size)
 
-    def acceptance(self, key: tuple[Hashable, Hashable], sources: Sequence[Source], trust: float) -> Acceptance:
-        """The estimates for ``key`` (sources, way of choosing); new ones start from those last used for the sources."""
+    def acceptance(self, key: Key, sources: Sequence[Source], trust: float) -> Acceptance:
+        """The estimates for ``key``; new ones start from those last used for the sources."""
         known = self.acceptances.pop(key, None)
         if known is None:
             near = [other for (same, _), other in self.acceptances.items() if same == key[0]]
@@ -54,8 +47,8 @@ class Memory:
             if not near and len(fitted) == len(known.weights):
                 known.weights = list(fitted)
         self.acceptances[key] = known
-        while len(self.acceptances) > _MOST_MODES:
-            self.acceptances.popitem(last=False)
+        if len(self.acceptances) > MOST_KINDS:
+            del self.acceptances[next(iter(self.acceptances))]
         return known
 
     def recall(self, file: Path, learned: Learned) -> None:
@@ -67,12 +60,12 @@ class Memory:
         fitted = {named(sources): known.weights for (sources, _), known in self.acceptances.items()}
         return (self.notes or Notes()).learned(fitted)
 
-    def expensive_sources(self, key: tuple[Hashable, Hashable]) -> ExpensiveSources:
+    def expensive_sources(self, key: Key) -> ExpensiveSources:
         """What is known under ``key`` of sources that cost time, for as long as its estimates are kept."""
         self.expensive = {kept: known for kept, known in self.expensive.items() if kept in self.acceptances}
         return self.expensive.setdefault(key, ExpensiveSources())
 
-    def guard(self, key: tuple[Hashable, Hashable], batch: int) -> Guard:
+    def guard(self, key: Key, batch: int) -> Guard:
         """What is known under ``key``, for so many sequences, of whether drafting pays; kept as its estimates are."""
         self.guards = {kept: known for kept, known in self.guards.items() if kept[0] in self.acceptances}
         return self.guards.setdefault((key, batch), Guard(batch))

@@ -2,23 +2,21 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from math import log2
+from math import inf, log2
+from typing import Any
 from weakref import WeakMethod
-
-import numpy as np
 
 from jacobi import Step
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.expensive_sources import ExpensiveSources
 from lookahead.draft.frontier import Growth, grown_together
-from lookahead.draft.guard import Guard
+from lookahead.draft.guard import Guard, reached
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.draft.pass_costs import Cut, ModelLimits, PassCosts
 from lookahead.draft.trials import Mode, Rest, Trials
 from lookahead.sources.draft_model import UsualTime
 
-_BATCH_GAIN = 0.05  # speed a draft must promise for every doubling of a batch: the luck of its slowest row ends it
-_HORIZON = 4.0  # tokens; a lead of so many counts e times less
+_GAIN = 0.05  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
 
 
 def shared_width(
@@ -34,34 +32,28 @@ def shared_width(
     written; ``costs`` are those of passes over 1, 2, ... nodes. Drafts have to promise ``least_gain`` times the speed
     of none.
 
-    A batch is done when its slowest sequence is. So what is left to write, with a horizon h, counts as h times the
-    logarithm of the sum of ``exp(left / h)``: those that are behind count more, and a long leap of one less than the
-    same tokens for all, which count in full.
-    Sequences that end ``apart``, each making room for another, are worth what they write.
+    A batch is done when its slowest sequence is, so what counts is how far it comes (:func:`.reached`): those that are
+    behind count more, and a long leap of one less than the same tokens for all, which count in full. Sequences that end
+    ``apart``, each making room for another, are worth what they write.
     """
     most = min(len(costs), 1 + max((len(values) for values, _ in trees), default=0))
     if most < 2:
         return 1
-    values = np.zeros((len(trees), most))
-    for row, (each, _) in enumerate(trees):
-        values[row, 1 : 1 + len(each)] = each[: most - 1]
-    written = 1.0 + calibration * values.cumsum(1)
-    if apart:
-        nearer = written.sum(0)
-    else:
-        left = np.array([-written for _, written in trees], float)
-        weights = np.exp((left - left.max()) / _HORIZON)
-        nearer = -_HORIZON * np.log(weights @ np.exp(-written / _HORIZON) / weights.sum())  # tokens, to the batch's end
-        least_gain = max(least_gain, 1.0 + _BATCH_GAIN * log2(max(2, len(trees))))
-    speeds = nearer / np.asarray(costs[:most])
-    speeds[0] *= least_gain
-    sizes = [size for size in NODES if size <= len(speeds)]
-    return sizes[int(speeds[[size - 1 for size in sizes]].argmax())]
+    speeds = {}
+    for size in (size for size in NODES if size <= most):
+        gained: list[Any] = [1.0 + calibration * sum(values[: size - 1]) for values, _ in trees]
+        if not apart:
+            after = [before + more for (_, before), more in zip(trees, gained, strict=True)]
+            gained = [reached(after, inf) - reached([before for _, before in trees], inf)]
+        speeds[size] = sum(gained) / costs[size - 1]
+    if not apart:
+        least_gain = max(least_gain, 1.0 + _GAIN * log2(max(2, len(trees))))  # the slowest's luck ends it
+    speeds[1] *= least_gain
+    return max(speeds, key=speeds.__getitem__)
 
 
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
-_STILL_RESTS = 4  # passes that a call counts as rested at most, where the one before rested in the end
-_LEAST_GAIN = 1.05  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
+_LEAST_GAIN = 1.0 + _GAIN
 
 
 class Planner:
@@ -72,8 +64,7 @@ class Planner:
     Args:
         most_nodes: the most drafted nodes of a sequence.
         nodes: draft exactly so many where there are candidates, whatever they cost; None = as many as pay.
-        expensive: what is known of sources that cost time; None = there are none.
-        guard: what is known of whether drafting pays by the clock; None = nothing.
+        expensive, guard: what is known of sources that cost time, and of whether drafting pays by the clock.
         new_tokens: most tokens that the call writes; None = that is not known.
         anew: finds the latency curve for passes as they are run from now on; None = it stays the same.
         apart: sequences come and go, each by itself; else the batch is done when its slowest sequence is.
@@ -108,16 +99,13 @@ class Planner:
         self.expensive_ms = 0.0  # what they took in this pass
         self.asked_ms: defaultdict[str, float] = defaultdict(float)  # what costly sources took, by name
         self._batch, self._nodes, self._apart = batch, nodes, apart
-        self._most = 1 + (most_nodes if nodes is None else nodes)
-        self._refused = False  # some sequence had candidates, and none was worth a node
-        self._accepted = False  # some drafted token was
-        self.costs = PassCosts(times, limits, anew, self._most, batch)
+        self._refused = self._accepted = False  # some sequence's candidates were, all of them; some drafted token was
+        self.costs = PassCosts(times, limits, anew, 1 + (most_nodes if nodes is None else nodes), batch)
         self._rows: list[WeakMethod[Callable[[], Growth[tuple[Sequence[float], int] | None]]]] = []
         self._width: int | None = None  # of this pass, once it is chosen
         self._guard = guard or Guard(batch)
         self._guard.begin(batch, new_tokens)
-        self._rest = Rest(self.costs)
-        self._rest.passes = min(self._guard.rested, _STILL_RESTS)
+        self._rest = Rest(self.costs, self._guard.rested)
         self._trials = Trials(self.costs)
         self._asking = UsualTime()  # about one node
 
@@ -129,9 +117,8 @@ class Planner:
 
     def open(self, context: int) -> None:
         """Prepare the next pass, of which the longest sequence has ``context`` tokens in the KV cache."""
-        self.expensive_ms, self.asks = 0.0, 0
+        self.expensive_ms, self.asks, self._width = 0.0, 0, None
         self._refused = self._accepted = False
-        self._width = None
         stale = self.costs.open(context, self._rest.passes)
         if stale:
             self.costs.read()
@@ -178,8 +165,7 @@ class Planner:
 
     @property
     def shares(self) -> bool:
-        """Whether the trees of this pass are grown ahead: their sources are asked together, and if sizes are chosen, it
-        is one width for all."""
+        """Whether this pass's trees are grown ahead: sources are asked together, and there is one width for all."""
         return self._batch > 1 and len(self.sizes[0]) > 1
 
     @property
@@ -188,9 +174,11 @@ class Planner:
         if self._width is None:
             rows = [grow_ahead for row in self._rows if (grow_ahead := row()) is not None]
             trees = [tree for tree in grown_together([grow_ahead() for grow_ahead in rows]) if tree is not None]
-            costs, chosen = self.sizes[0], self.mode is Mode.DRAFT
-            known = self.acceptance.calibration, self._least_gain
-            self._width = shared_width(trees, costs, *known, apart=self._apart) if chosen else len(costs)
+            costs = self.sizes[0]
+            self._width = len(costs)
+            if self.mode is Mode.DRAFT:
+                calibration = self.acceptance.calibration
+                self._width = shared_width(trees, costs, calibration, self._least_gain, apart=self._apart)
         return self._width
 
     def spend(self, source: str, ms: float) -> None:
@@ -199,8 +187,7 @@ class Planner:
         self.asked_ms[source] += ms
 
     def learn(self, accepted: bool, refused: bool) -> None:
-        """Take in one sequence's tree: whether some token of it was accepted, and whether there were candidates and
-        none was worth a node."""
+        """Take in one sequence's tree: was some token of it accepted, or none of its candidates worth a node?"""
         self._refused |= refused and self.mode is not Mode.MEASURE
         self._accepted |= accepted
 
@@ -209,7 +196,6 @@ class Planner:
         width = max(map(len, step.trees))
         taken = step.draft_ms + step.forward_ms + step.verify_ms + step.keep_ms
         self.expensive.time.observe(self.expensive_ms)
-        # Nor are drafts that were looked for in vain a part of what one node costs.
         tokens = sum(len(path.tokens) for path in step.paths) / len(step.trees)
         if self._nodes is None and not self.costs.times.frozen:  # a frozen curve repeats passes, whatever they took
             plain = self.mode in (Mode.REST, Mode.MEASURE)
@@ -218,7 +204,7 @@ class Planner:
                 self._accepted &= was_faster
         self._trials.observe(self.mode is Mode.TRY, taken, tokens)
         self._asking.observe((step.draft_ms - self.expensive_ms) / self.asks if self.asks else 0.0)
-        # Of a batch's passes the curve tells what drafting takes, too.
+        # Of a batch's passes the curve tells what drafting takes, too, unless it was in vain.
         beside_ms = step.draft_ms if width == 1 or self._batch == 1 else self.expensive_ms
         self.costs.observe(width, taken, beside_ms, tokens)
         self._rest.observe(self.mode, width > 1, self._refused, self._accepted, step.draft_ms)

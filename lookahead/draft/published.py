@@ -1,6 +1,7 @@
 """Drafts as published: a draft of given size in every pass."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from jacobi import Path, Successors, TokenTree
@@ -37,11 +38,9 @@ class LookaheadDrafter:
         pool_from_output: bool,
         always_forward_one: bool,
     ) -> None:
-        self.pool = pool
-        self._row = row
+        self.pool, self._row = pool, row
         self._text = list(row.prompt)
-        self._always_forward_one = always_forward_one
-        self._pool_from_output = pool_from_output
+        self._always_forward_one, self._pool_from_output = always_forward_one, pool_from_output
         if pool_from_prompt:
             pool.add_text(self._text)
         self._window: JacobiWindow | None = None
@@ -107,35 +106,31 @@ class LookaheadDrafter:
 Grow = Callable[[int, Passes, int, bool], TokenTree]
 
 
+@dataclass(eq=False)
 class HeadDrafter:
     """One sequence's drafter with a head alone, the source ``name``: every pass scores a tree that ``grow`` makes of
     what it says. ``learnt`` is told what became of each."""
 
-    def __init__(
-        self,
-        name: str,
-        prompt: Sequence[int],
-        passes: Passes,
-        grow: Grow,
-        chain: bool,
-        learnt: Callable[[TokenTree, Path], None] = lambda tree, path: None,
-    ) -> None:
-        self._name = name
-        self._prompt, self._passes, self._grow, self._chain, self._learnt = prompt, passes, grow, chain, learnt
-        self._root = -1
-        self._started = False
+    name: str
+    prompt: Sequence[int]
+    passes: Passes
+    grow: Grow
+    chain: bool
+    learnt: Callable[[TokenTree, Path], None] = lambda tree, path: None
+    root: int = -1
+    started: bool = False
 
     def draft(self, room: int) -> TokenTree:
-        return self._grow(self._root, self._passes, room, self._chain)
+        return self.grow(self.root, self.passes, room, self.chain)
 
     def told(self, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
         """Every node is the head's. Nothing is estimated."""
-        return ["", *[self._name] * (len(tree) - 1)], []
+        return ["", *[self.name] * (len(tree) - 1)], []
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
-        if not self._started:
-            self._passes.start(self._prompt)
-            self._started = True
-        self._learnt(tree, path)
-        self._passes.write(path)
-        self._root = path.tokens[-1]
+        if not self.started:
+            self.passes.start(self.prompt)
+            self.started = True
+        self.learnt(tree, path)
+        self.passes.write(path)
+        self.root = path.tokens[-1]

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import Any, ClassVar, Literal, NoReturn, Self, get_args, get_origin
 
 from torch import Tensor
 
@@ -46,30 +46,27 @@ class DraftStrategy:
     def _one_of(self, field: str, allowed: tuple[str, ...]) -> None:
         value = getattr(self, field)
         if not isinstance(value, str) or value not in allowed:
-            expected = ", ".join(map(repr, allowed))
-            raise LookaheadError(f"{type(self).__name__}({field}=) must be one of {expected}: got {value!r}.")
+            _refuse(self, field, f"one of {', '.join(map(repr, allowed))}")
 
     def _whole(self, field: str, least: int | None = None) -> None:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, int):
-            got = f"{value!r} of type {type(value).__name__}"
-            raise LookaheadError(f"{type(self).__name__}({field}=) must be a whole number: got {got}.")
+            _refuse(self, field, "a whole number", f" of type {type(value).__name__}")
         if least is not None and value < least:
-            raise LookaheadError(f"{type(self).__name__}({field}=) must be at least {least}: got {value}.")
+            _refuse(self, field, f"at least {least}")
 
     def _between(self, field: str, range_: str, fits: Callable[[float], bool]) -> None:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
-            raise LookaheadError(f"{type(self).__name__}({field}=) must be a number {range_}: got {value!r}.")
+            _refuse(self, field, f"a number {range_}")
 
     def _flag(self, field: str) -> None:
         value = getattr(self, field)
         if not isinstance(value, bool):
-            raise LookaheadError(f"{type(self).__name__}({field}=) must be True or False: got {value!r}.")
+            _refuse(self, field, "True or False")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: ``generate`` copies its settings in every call, and the weights of heads and draft models need no
-        copies."""
+        """Itself: ``generate`` copies settings in every call, but weights of heads and draft models need no copies."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,3 +147,8 @@ class DraftStrategy:
     def drafts(self, call: CallContext) -> Drafts:
         """Make what one call needs."""
         return Drafts([self.drafter(row) for row in call.rows])
+
+
+def _refuse(strategy: DraftStrategy, field: str, expected: str, more: str = "") -> NoReturn:
+    value = getattr(strategy, field)
+    raise LookaheadError(f"{type(strategy).__name__}({field}=) must be {expected}: got {value!r}{more}.")

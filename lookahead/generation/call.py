@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
@@ -19,24 +20,17 @@ _NOT_THE_MODELS = ("tokenizer", "assistant_tokenizer", "assistant_model")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What ``generate`` prepared.
-
-    Attributes:
-        model: the model, and its ``traits``.
-        input_ids: the prompt ``[batch, token]``, padded on the left; of an encoder-decoder model the decoder's.
-        kwargs: what the model is given beside tokens and cache.
-        cache: as it was prepared or given; None = there is none.
-    """
+    """What ``generate`` prepared."""
 
     model: PreTrainedModel
     traits: ModelTraits
-    input_ids: Tensor
+    input_ids: Tensor  # the prompt [batch, token], padded on the left; of an encoder-decoder model the decoder's
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
     config: GenerationConfig
     streamer: BaseStreamer | None
-    kwargs: dict[str, Any]
-    cache: Any
+    kwargs: dict[str, Any]  # what the model is given beside tokens and cache
+    cache: Any  # as it was prepared or given; None = there is none
 
     @classmethod
     def of(
@@ -72,8 +66,7 @@ class Call:
         """Whether anybody sees the KV cache when all is written."""
         if self.cache is None or not self.kwargs.get("use_cache", True):
             return False
-        returned = bool(self.config.return_dict_in_generate)
-        return returned or is_users_cache(self.cache) or holds_text(self.cache)
+        return bool(self.config.return_dict_in_generate) or is_users_cache(self.cache) or holds_text(self.cache)
 
     @property
     def choice(self) -> Hashable:
@@ -92,9 +85,7 @@ class Call:
 
     def prompts(self) -> list[list[int]]:
         """The prompts' tokens, padding left out."""
-        rows: list[list[int]] = self.input_ids.tolist()
         mask = self.kwargs.get("decoder_attention_mask" if self.traits.is_encoder_decoder else "attention_mask")
         if mask is None or mask.shape != self.input_ids.shape:
-            return rows
-        pairs = zip(rows, mask.tolist(), strict=True)
-        return [[token for token, real in zip(row, flags, strict=True) if real] for row, flags in pairs]
+            mask = torch.ones_like(self.input_ids)
+        return [row[real].tolist() for row, real in zip(self.input_ids.cpu(), mask.cpu().bool(), strict=True)]

@@ -3,27 +3,29 @@
 import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
-from jacobi import Drafter, Path, PlainDrafter, Successors, TokenTree
+from jacobi import Drafter, Path, PlainDrafter, Step, Successors, TokenTree
 from jacobi.loop import RowGroup
 from lookahead import _native
 from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
 from lookahead.draft.strategy import Stats
-from lookahead.generation.observers import Observers
 from lookahead.generation.output import decoded
 from lookahead.generation.plan import Plan
-from lookahead.generation.watch import PassRecords, Watcher
+from lookahead.generation.watch import Watcher, record
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.tree import TreeModel
 from lookahead.sources.perturbed import Draw
+from lookahead.stats import DecodingStats
 from lookahead.verify.processors import warp_of
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.streams import Stream
@@ -32,13 +34,8 @@ from lookahead.verify.verifier import LengthLimits, Verifier
 
 class CallGroup(RowGroup):
     """The sequences of one call while they are written: all rows of ``generate``'s, or the one of a served request.
-
-    Args:
-        limits: of the passes that they are written by.
-        ends: is closed when the call is over, whether it fails or not.
-        generator: what is drawn from; None = the device's own.
-        in_turn: a streamer that may draw is told each token before the next one is chosen.
-    """
+    ``limits`` are those of the passes, ``ends`` is closed when the call is over, and ``generator`` is what is drawn
+    from (None = the device's own). ``in_turn``: a streamer that may draw is told each token before the next one."""
 
     def __init__(
         self,
@@ -103,8 +100,7 @@ class CallGroup(RowGroup):
         each, depths, vocab_size = self.drafts.drafters, [0] * sequences.batch, self.plan.call.traits.vocab_size
         self.drafters = [WhileWriting(one, row, sequences, depths, vocab_size) for row, one in enumerate(each)]
         detail: Stats = "summary" if strategy is None else strategy.stats
-        watched = None if watcher is None else PassRecords(each, watcher)
-        self.observers = Observers(sequences, detail, self._stream, watched)
+        self.observers = Observers(sequences, detail, self._stream, each, watcher)
 
     def catch_up(self) -> None:
         """Stream, count and learn what no draft waits for."""
@@ -126,37 +122,81 @@ class CallGroup(RowGroup):
         return decoded(call, self.sequences, self.verifier, self.drafts.drafters, stats)
 
 
+class Observers:
+    """What looks at every pass of a group; ``stats`` is what was counted, None where nothing is."""
+
+    def __init__(
+        self,
+        sequences: Sequences,
+        detail: Stats,
+        stream: Stream | None,
+        drafters: Sequence[Drafter],
+        watcher: Watcher | None,
+    ) -> None:
+        self.stats = None if detail == "none" else DecodingStats()
+        self._sequences, self._drafters = sequences, drafters
+        self._detailed = detail == "detailed"
+        self._stream, self._watcher = stream, watcher
+        self._numbers = count()  # of passes
+        self._waits = watcher is not None  # who watches is told of the prompt's pass before the stream
+        self._seen = [0] * sequences.batch  # tokens, before the pass seen last
+        self._uncounted: tuple[Step, list[list[int]]] | None = None  # the pass seen last, and what it wrote
+
+    def see(self, step: Step) -> None:
+        """Take in a pass, and tell of it whoever watches."""
+        before, self._seen = self._seen, self._sequences.lengths()
+        lines = zip(self._sequences.written, before, self._seen, strict=True)
+        written = [line[then:now] for line, then, now in lines]
+        self._uncounted, self._waits = (step, written), False
+        if self._watcher is not None:
+            self._watcher(record(next(self._numbers), self._drafters, step, written))
+
+    def catch_up(self) -> None:
+        """Do what no draft waits for: put tokens into the stream, and count the pass seen last."""
+        if self._stream is not None and not self._waits:
+            self._stream.flush()
+        seen, self._uncounted = self._uncounted, None
+        if seen is not None and self.stats is not None:
+            step, written = seen
+            self.stats.count(step, list(map(len, written)), first=not self.stats.steps, detailed=self._detailed)
+
+    def close(self) -> None:
+        self.catch_up()
+        if self._stream is not None:
+            self._stream.close()
+
+
+@dataclass(eq=False)
 class WhileWriting:
     """A sequence's drafter while it writes; once it has ended, pad tokens as deep as the other sequences' trees.
     ``depths`` are those of all sequences' last trees; the call's drafters share it. Where a model scores more tokens
     than the ``vocab_size`` that it can be fed, the drafter hears nothing of the others."""
 
-    def __init__(self, drafter: Drafter, row: int, sequences: Sequences, depths: list[int], vocab_size: int) -> None:
-        self._drafter = drafter
-        self._row = row
-        self._sequences = sequences
-        self._depths = depths
-        self._vocab_size = vocab_size
-        self._writes = True
+    drafter: Drafter
+    row: int
+    sequences: Sequences
+    depths: list[int]
+    vocab_size: int
+    writes: bool = True
 
     def draft(self, room: int) -> TokenTree:
-        sequences = self._sequences
-        self._writes = not sequences.finished[self._row]
-        if not self._writes:
-            self._depths[self._row] = 0
-            depth = room if all(sequences.finished) else min(room, max(self._depths))
-            return TokenTree.chain(sequences.written[self._row][-1], [sequences.pad] * depth)
-        tree = self._drafter.draft(room)
-        self._depths[self._row] = max(tree.depths)
+        sequences = self.sequences
+        self.writes = not sequences.finished[self.row]
+        if not self.writes:
+            self.depths[self.row] = 0
+            depth = room if all(sequences.finished) else min(room, max(self.depths))
+            return TokenTree.chain(sequences.written[self.row][-1], [sequences.pad] * depth)
+        tree = self.drafter.draft(room)
+        self.depths[self.row] = max(tree.depths)
         return tree
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         """Let the drafter take a pass in, if the sequence wrote when its tree was drafted."""
-        if not self._writes:
+        if not self.writes:
             return
-        if max(greedy) >= self._vocab_size:
-            greedy = [token if token < self._vocab_size else 0 for token in greedy]
-        self._drafter.learn(tree, greedy, path, successors and _fed(successors, self._vocab_size))
+        if max(greedy) >= self.vocab_size:
+            greedy = [token if token < self.vocab_size else 0 for token in greedy]
+        self.drafter.learn(tree, greedy, path, successors and _fed(successors, self.vocab_size))
 
 
 def _fed(successors: Successors, vocab_size: int) -> Successors:

@@ -24,8 +24,7 @@ _WAITS_S = 60.0  # for another process that writes the same file
 
 
 def about(model: PreTrainedModel) -> dict[str, str]:
-    """What a memory's file says of its model: class, shape, and a sample of its weights. A checkpoint is the same in
-    any dtype that holds its numbers."""
+    """What a memory's file says of its model: class, shape, and a sample of its weights, whatever their dtype."""
     known = describe(model)
     weight, sample = copyable_weight(model.get_input_embeddings()), b""
     if weight is not None:
@@ -44,8 +43,7 @@ def recall(memory: Memory, model: PreTrainedModel, strategy: DraftStrategy | Non
     """Start from the file that a strategy names, or, where it remembers, from the one in the cache folder."""
     given: str | Path | None = getattr(strategy, "memory", None)
     if given is not None:
-        file = Path(given).expanduser().absolute()
-        if file != memory.file:
+        if (file := Path(given).expanduser().absolute()) != memory.file:
             memory.recall(file, Learned.load(file, about(model), memory.vocab_size))
     elif memory.file is None and strategy is not None and strategy.remembers:
         memory.file = Path()  # it is looked for once

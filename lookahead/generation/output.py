@@ -43,15 +43,10 @@ class LookaheadSeq2SeqOutput(GenerateEncoderDecoderOutput):
 
 
 def output_of(
-    is_encoder_decoder: bool,
-    fields: dict[str, Any],
-    stats: DecodingStats | None,
-    trajectories: list[list[list[int]]] | None,
+    call: Call, fields: dict[str, Any], stats: DecodingStats | None, trajectories: list[list[list[int]]] | None = None
 ) -> LookaheadOutput | LookaheadSeq2SeqOutput:
     """What a call with ``return_dict_in_generate`` returns: ``fields`` of transformers' own output, and ours."""
-    if not is_encoder_decoder:
-        return LookaheadOutput(**fields, stats=stats, trajectories=trajectories)
-    output = LookaheadSeq2SeqOutput(**fields)
+    output = (LookaheadSeq2SeqOutput if call.traits.is_encoder_decoder else LookaheadOutput)(**fields)
     output.stats, output.trajectories = stats, trajectories
     return output
 
@@ -62,12 +57,11 @@ def decoded(
     """What ``generate`` returns of a call that is written."""
     if not call.config.return_dict_in_generate:
         return sequences.padded()
-    told = [drafter.trajectory for drafter in drafters if isinstance(drafter, JacobiDrafter)]
     fields: dict[str, Any] = {
         "sequences": sequences.padded(),
         "scores": verifier.recorded("scores"),
         "logits": verifier.recorded("logits"),
         CACHE: call.cache if call.exports_cache else None,
     }
-    trajectories = [trajectory for trajectory in told if trajectory is not None] or None
-    return output_of(call.traits.is_encoder_decoder, fields, stats, trajectories)
+    told = [each.trajectory for each in drafters if isinstance(each, JacobiDrafter) and each.trajectory is not None]
+    return output_of(call, fields, stats, told or None)

@@ -19,29 +19,19 @@ from lookahead.verify.typical import check_paths
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one call is decoded.
-
-    Attributes:
-        strategy: how it drafts; None = it does not.
-        route, reason, test: see :class:`lookahead.support.route.Routed`.
-        new_tokens: most tokens that it writes.
-        wants: what drafts are told of passes.
-        rule: what a lossy call may accept; None = the text is exact.
-        traces, packs: passes may be traced, and run on packed weights.
-        bits: what the numbers of passes keep.
-    """
+    """How one call is decoded; ``route``, ``reason``, ``test`` as in :class:`lookahead.support.route.Routed`."""
 
     call: Call
-    strategy: Strategy | None
+    strategy: Strategy | None  # how it drafts; None = it does not
     route: support.Route
     reason: str | None
     test: Callable[[], str | None] | None = None
-    new_tokens: int = 0
-    wants: Wants = field(default_factory=Wants)
-    rule: Callable[[Tensor], Tensor] | None = None
-    traces: bool = False
-    packs: bool = False
-    bits: Bits = field(default_factory=lambda: Bits("plain"))
+    new_tokens: int = 0  # that it writes at most
+    wants: Wants = field(default_factory=Wants)  # what drafts are told of passes
+    rule: Callable[[Tensor], Tensor] | None = None  # what a lossy call may accept; None = the text is exact
+    traces: bool = False  # passes may be traced
+    packs: bool = False  # and run on packed weights
+    bits: Bits = field(default_factory=lambda: Bits("plain"))  # what the numbers of passes keep
 
 
 def plan_of(strategy: Strategy | None, call: Call, *, test: bool = True) -> Plan:
@@ -103,9 +93,9 @@ def _check_split(plan: Plan, strategy: Strategy, inexact: bool) -> None:
         "static=True has passes of its own": strategy.static is True,
         "the model is another one further on": change is not None and change[0] < past + plan.new_tokens,
     }
-    why = next((reason for reason, holds in reasons.items() if holds), None)
-    if why is not None:
-        raise refusal(why)
+    for why, holds in reasons.items():
+        if holds:
+            raise refusal(why)
 
 
 def assisted(strategy: Strategy, config: GenerationConfig, given: Mapping[str, Any]) -> Strategy:

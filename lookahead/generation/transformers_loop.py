@@ -32,4 +32,4 @@ def run(call: Call, stats: Literal["none", "summary", "detailed"], reason: str |
     if not call.config.return_dict_in_generate:
         return output
     counted = None if stats == "none" else DecodingStats(plain={reason or "": 1}, bits={"plain": 1})
-    return output_of(call.traits.is_encoder_decoder, dict(output), counted, None)
+    return output_of(call, dict(output), counted)

@@ -100,21 +100,11 @@ def watching(callback: Watcher) -> Iterator[None]:
         _watcher.reset(token)
 
 
-class PassRecords:
-    """Makes the records of one call for whoever watches it."""
-
-    def __init__(self, drafters: Sequence[Any], watcher: Watcher) -> None:
-        self._drafters = drafters
-        self._watcher = watcher
-        self._index = 0
-
-    def see(self, step: Step, written: Sequence[Sequence[int]]) -> None:
-        """Tell the watcher of a pass, and of what it wrote for each sequence."""
-        pairs = zip(self._drafters, step.trees, step.paths, written, strict=True)
-        rows = tuple(_row(*each, first=not self._index) for each in pairs)
-        record = Pass(self._index, rows, step.draft_ms, step.forward_ms, step.verify_ms, step.keep_ms)
-        self._index += 1
-        self._watcher(record)
+def record(index: int, drafters: Sequence[Any], step: Step, written: Sequence[Sequence[int]]) -> Pass:
+    """The record of a pass, which wrote so much for each sequence."""
+    pairs = zip(drafters, step.trees, step.paths, written, strict=True)
+    rows = tuple(_row(*each, first=not index) for each in pairs)
+    return Pass(index, rows, step.draft_ms, step.forward_ms, step.verify_ms, step.keep_ms)
 
 
 def watcher() -> Watcher | None:

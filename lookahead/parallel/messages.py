@@ -8,8 +8,8 @@ sends: a rank that fails says so in the message that the others wait for::
     rank 1    . 1  .    8f3c  0 0 0 ...                 rank 1 has failed
     sum       0 1  8f3c 8f3c  17 tokens and parents     all ranks raise
 
-The messages have a group of their own, over gloo on the host, where the trees are made: they never mix with the
-collectives of the model's passes, and no device waits for them.
+The messages have a group of their own, over gloo on the host: they never mix with the collectives of the model's
+passes, and no device waits for them.
 """
 
 import json

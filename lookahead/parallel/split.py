@@ -62,27 +62,17 @@ def _filled(tree: TokenTree, leaves: Sequence[int], most: int) -> list[set[int]]
 
 
 class SplitModel:
-    """One rank's view of passes over trees that all ranks share (a :class:`jacobi.Model`).
-
-    Args:
-        model: the rank's own view, which is given its parts.
-        messages: all ranks' (their ``exchange`` takes ``size`` numbers).
-        size: of a message.
-
-    Attributes:
-        choices: gives what is chosen at all nodes of some trees, int32 ``[batch, node, 2]``, from logits; None where
-            that is the argmax.
-    """
+    """One rank's view of passes over trees that all ranks share (a :class:`jacobi.Model`). Its own view, ``model``, is
+    given its parts, and messages have ``size`` numbers. ``choices`` gives what is chosen at all nodes of some trees,
+    int32 ``[batch, node, 2]``, from logits; None where that is the argmax."""
 
     def __init__(self, model: TreeModel, messages: Messages, size: int) -> None:
         self._model, self._messages, self._size = model, messages, size
         self.choices: Choices | None = None
         self.hidden = model.hidden
-        rows = model.forward_pass.batch
-        self._owed: list[list[int]] = [[] for _ in range(rows)]  # accepted tokens that this rank's cache lacks
-        self._parts: list[dict[int, int]] = [
-            {0: 0} for _ in range(rows)
-        ]  # by node, where this rank has fed it, behind what it owed
+        rows = range(model.forward_pass.batch)
+        self._owed: list[list[int]] = [[] for _ in rows]  # accepted tokens that this rank's cache lacks
+        self._parts: list[dict[int, int]] = [{0: 0} for _ in rows]  # by node, where it was fed, behind what was owed
 
     def prefill(self) -> Scores:
         """The whole prompt, on every rank."""
@@ -134,18 +124,17 @@ class SplitModel:
         return None if chosen is None else fetch(chosen)
 
     def _scores(self, trees: Sequence[TokenTree], logits: Tensor, heard: np.ndarray) -> Scores:
-        greedy = (heard[:, :, 0] >> 1).tolist()
-        broken = frozenset((int(row), int(node)) for row, node in np.argwhere(heard[:, :, 0] & 1))
-        beside: tuple[np.ndarray, ...] = ()
+        best, chosen, packed = heard[:, :, 0], heard[:, :, 1], heard[:, :, 2:]
+        broken = frozenset((int(row), int(node)) for row, node in np.argwhere(best & 1))
+        scores = Scores(logits, (best >> 1).tolist(), broken)
         if self.choices is not None:
-            beside = (np.stack([heard[:, :, 1] >> 1, heard[:, :, 1] & 1], axis=2).astype(np.int32),)
-        packed = heard[:, :, 2:]
-        if not packed.size:
-            return Scores(logits, greedy, broken, beside=beside)
-        tokens = (packed >> 32).astype(np.int32)
-        values = (packed & 0xFFFFFFFF).astype(np.uint32).view(np.float32)
-        found = [Successors(tokens[row, : len(tree)], values[row, : len(tree)]) for row, tree in enumerate(trees)]
-        return Scores(logits, greedy, broken, found, beside)
+            scores.beside = (np.stack([chosen >> 1, chosen & 1], axis=2).astype(np.int32),)
+        if packed.size:
+            tokens = (packed >> 32).astype(np.int32)
+            values = (packed & 0xFFFFFFFF).astype(np.uint32).view(np.float32)
+            each = [(row, len(tree)) for row, tree in enumerate(trees)]
+            scores.successors = [Successors(tokens[row, :count], values[row, :count]) for row, count in each]
+        return scores
 
     def keep(self, paths: Sequence[Path]) -> None:
         """Keep what this rank has of each row's path; the rest is owed."""
@@ -195,8 +184,7 @@ _times: PerModel[dict[Any, Any]] = PerModel(dict)
 
 class Replicas(TensorParallel):
     """One call's ranks, all of torch.distributed's default group: as in tensor parallelism rank 0 drafts, but each rank
-    scores its part of a tree by itself. Two messages of one shape a pass: the trees, and what was found at their nodes.
-    """
+    scores its part of a tree by itself. Two messages of one shape a pass: trees, and what was found at their nodes."""
 
     _tells_top_k = True
 

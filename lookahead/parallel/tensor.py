@@ -29,17 +29,15 @@ class TensorParallel:
     _tells_top_k = False  # rank 0 alone learns, and sees all nodes
 
     def __init__(self, model: Any, sequences: Sequences, ranks: Any = None) -> None:
-        kept = _groups.take(model)
-        group = message_group(ranks or tensor_parallel_group(model)) if kept is None else kept
+        group = _groups.take(model) or message_group(ranks or tensor_parallel_group(model))
         _groups.put(model, group)
         self.messages = Messages(group)
         self._sequences = sequences
         sequences.stay = True
-        rows = sequences.batch
         self._each = 2 + 2 * _MOST_NODES
-        self._size = 1 + rows * self._each
+        self._size = 1 + sequences.batch * self._each
         self._trees: list[TokenTree] = []
-        self._seen = [0] * rows
+        self._seen = [0] * sequences.batch
 
     def times(self, kept: dict[Any, Any]) -> dict[Any, Any]:
         """Where latency curves of these passes are kept, beside those of the model's other passes."""

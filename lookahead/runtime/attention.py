@@ -1,8 +1,7 @@
 """Grouped-query attention under an explicit mask, without repeating keys and values.
 
 transformers repeats every key/value head before a masked SDPA call, which costs 5 to 7 times the attention itself on
-a CPU. While a decode of ours runs, the registered ``sdpa`` function is wrapped; the wrapper changes nothing except in a
-thread that is inside a tree forward.
+a CPU. While a decode of ours runs, the registered ``sdpa`` is wrapped, for threads that are inside a tree forward.
 """
 
 import threading
@@ -64,7 +63,7 @@ def _grouped_sdpa(
     if not is_ours:
         return original(module, query, key, value, attention_mask, **kwargs)
     if attention_mask is not None and serves(query, key, value, attention_mask):
-        output = _by_fused_kernel(query, key, value, attention_mask, scale)
+        output = packed_attention(query, key, value, attention_mask, scale, fused=True)
     elif is_on_cpu and _packs(query, key):
         output = packed_attention(query, key, value, attention_mask, scale)
     elif query.shape[1] == key.shape[1]:
@@ -82,20 +81,9 @@ def _is_shared(query: Tensor, mask: Tensor | None) -> bool:
     return mask.shape[1] == 1 if mask is not None else query.device.type == "cpu" and query.shape[2] == 1
 
 
-def _by_fused_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-    batch, heads, nodes, channels = query.shape
-    grouped = heads // key.shape[1]
-    packed = query.reshape(batch, key.shape[1], grouped * nodes, channels)
-    output = fused_attention(packed, key, value, _rows_mask(mask, nodes, grouped), scale, planned=_thread.planned)
-    return output.reshape(batch, heads, nodes, value.shape[-1])
-
-
 def _rows_mask(mask: Tensor, nodes: int, heads: int) -> RowsMask:
     """The mask of packed rows, made once a pass."""
-    made = _thread.masks
-    if made is None:
-        return RowsMask(mask, nodes, heads)
-    key = (id(mask), nodes, heads)
+    made, key = {} if _thread.masks is None else _thread.masks, (id(mask), nodes, heads)
     if key not in made:
         if len(made) >= _MOST_MASKS:  # a model that makes one in every layer
             del made[next(iter(made))]
@@ -104,9 +92,8 @@ def _rows_mask(mask: Tensor, nodes: int, heads: int) -> RowsMask:
 
 
 def _packs(query: Tensor, key: Tensor) -> bool:
-    decided = _thread.packed
-    if decided is not None:
-        return decided
+    if _thread.packed is not None:
+        return _thread.packed
     batch, heads, nodes, channels = query.shape
     return packing_pays(batch, heads, key.shape[1], nodes, key.shape[2], channels, query.dtype)
 
@@ -126,29 +113,32 @@ def packing_pays(
     return -(-batch * key_heads // threads) * (heads // key_heads) * cost < -(-batch * heads // threads)
 
 
-def packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, *, fused: bool = False
+) -> Tensor:
     """Grouped-query attention in which the query heads of one key head are rows of one larger query.
 
-    A single row is attended to twice, because kernels for single rows are slow where this is asked for.
+    A single row is attended to twice, because kernels for single rows are slow where this is asked for; not so by the
+    ``fused`` ones, which need a mask.
 
     Args:
-        query: ``[batch, head, node, channel]``.
+        query: ``[batch, head, node, channel]``; so is the output, by the value's channels.
         key, value: ``[batch, key head, slot, channel]``; the value's channels may be others.
         mask: additive, ``[batch, 1, node, slot]``; None = all slots are attended to.
         scale: of the scores; None is 1 over the root of the channels.
-
-    Returns:
-        ``[batch, head, node, value channel]``.
     """
     batch, heads, nodes, channels = query.shape
     key_heads = key.shape[1]
     rows = heads // key_heads * nodes
     packed = query.reshape(batch, key_heads, rows, channels)
-    if rows == 1:
+    if rows == 1 and not fused:
         packed = packed.expand(-1, -1, 2, -1)
-    bias = None if mask is None else _rows_mask(mask, nodes, packed.shape[2] // nodes).rows
-    attend = torch.nn.functional.scaled_dot_product_attention
-    output = attend(packed, key, value, attn_mask=bias, scale=scale)[:, :, :rows]
+    bias = None if mask is None else _rows_mask(mask, nodes, packed.shape[2] // nodes)
+    if fused and bias is not None:
+        output = fused_attention(packed, key, value, bias, scale, planned=_thread.planned)
+    else:
+        attend = torch.nn.functional.scaled_dot_product_attention
+        output = attend(packed, key, value, attn_mask=None if bias is None else bias.rows, scale=scale)[:, :, :rows]
     return output.reshape(batch, heads, nodes, value.shape[-1])
 
 
@@ -163,10 +153,8 @@ def grouped_attention() -> AbstractContextManager[None]:
 
 @contextmanager
 def switched_attention(model: PreTrainedModel, name: str | None) -> Iterator[None]:
-    """Run ``model`` with another attention implementation while the block runs, and restore its own afterwards.
-
-    The implementation is a setting of the model: nobody else may use the model in the meantime. ``name`` is ``"sdpa"``,
-    ``"eager"`` or ``"flex_attention"``; None changes nothing.
+    """Run ``model`` with another attention implementation (``name``; None changes nothing) while the block runs. That
+    is a setting of the model: nobody else may use the model in the meantime.
 
     Raises:
         LookaheadError: the model has no such implementation, or cannot change it.

@@ -1,7 +1,5 @@
 """An encoder-decoder model as the solver sees it: the tree is the decoder's, the encoder has run before the first pass.
-
-The decoder's own keys and values live in a `TreeCache`. The cross-attention's are filled by the prompt's pass and never
-change; they stay in the cache that ``generate`` prepared.
+The cross-attention's keys and values are filled by the prompt's pass, and stay in the cache that ``generate`` prepared.
 """
 
 import inspect
@@ -28,9 +26,8 @@ _POSITIONS = "decoder_position_ids"
 
 
 class EncoderDecoderForward(TreeForward):
-    """Prefill and tree forwards of an encoder-decoder model; see :class:`TreeForward` for the arguments. ``input_ids``
-    are the decoder's; ``kwargs`` hold ``encoder_outputs``; ``cross`` is the KV cache of the cross-attention, None = a
-    new one."""
+    """Prefill and tree forwards of an encoder-decoder model; see :class:`TreeForward` for the arguments. The prompt is
+    the decoder's; ``kwargs`` hold ``encoder_outputs``, ``cross`` the cross-attention's KV cache, None = a new one."""
 
     mask_name = "decoder_attention_mask"
     positions_name = _POSITIONS
@@ -39,8 +36,7 @@ class EncoderDecoderForward(TreeForward):
         super().__init__(*args, **kwargs)
         self._caches = EncoderDecoderCache(self.layout.cache, DynamicCache() if cross is None else cross)
         self.prompt_kwargs |= {CACHE: self._caches}
-        self._decoder_overrides = decoder_overrides(self.model.get_decoder())
-        self._overrides = []
+        self._decoder_overrides, self._overrides = decoder_overrides(self.model.get_decoder()), []
         self._takes_positions = True  # this class does, and knows whom to tell
         # Where token ids are turned into positions, that is where places go: some positions start at an offset.
         counts = any(override.stand_in is position_ids for override in self._decoder_overrides)
@@ -104,13 +100,13 @@ class _StandIn(MoEModelOutput):
     attention_mask: Tensor | None = None
 
 
-def stand_in_encoder(model: PreTrainedModel, batch: int, length: int = 5) -> MoEModelOutput:
-    """What an encoder might have said about ``batch`` equal texts of ``length`` tokens: drawn once and for all."""
+def stand_in_encoder(model: PreTrainedModel, batch: int) -> MoEModelOutput:
+    """What an encoder might have said about ``batch`` equal texts of five tokens: drawn once and for all."""
     config, traits = model.config, ModelTraits.of(model)
     encoder = getattr(config, "encoder", None) or getattr(config, "encoder_config", None) or config
     sizes = (getattr(source, name, None) for source in (encoder, config) for name in ("hidden_size", "d_model"))
     size = next((size for size in sizes if isinstance(size, int)), None) or traits.config.hidden_size
-    noise = torch.randn((1, length, size), generator=torch.Generator().manual_seed(0))
+    noise = torch.randn((1, 5, size), generator=torch.Generator().manual_seed(0))
     return _StandIn(last_hidden_state=noise.to(traits.device, traits.dtype).repeat(batch, 1, 1))
 
 
@@ -129,8 +125,6 @@ def stepwise(model: PreTrainedModel, prompt: Tensor, tokens: Sequence[int]) -> T
 
 
 def _takes_positions(model: PreTrainedModel) -> bool:
-    if _POSITIONS in inspect.signature(type(model).forward).parameters:
-        return True
-    # Two models under one roof hand arguments of this prefix on to the decoder.
-    inside = getattr(model, "decoder", None)
-    return isinstance(inside, PreTrainedModel) and "position_ids" in inspect.signature(type(inside).forward).parameters
+    inside = getattr(model, "decoder", None)  # two models under one roof hand arguments of this prefix on to it
+    given = inspect.signature(type(inside).forward).parameters if isinstance(inside, PreTrainedModel) else {}
+    return _POSITIONS in inspect.signature(type(model).forward).parameters or "position_ids" in given

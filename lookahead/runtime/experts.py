@@ -1,10 +1,9 @@
 """Which kernel multiplies the experts of a mixture in a pass.
 
 transformers has one for prompts (``grouped_mm``), which sorts tokens by expert, and on accelerators another one for
-decoding (``batched_mm``), which gathers the weights of every token's experts. With one token a sequence that is little
-to gather; with a tree of 64 nodes it is several times all experts of the layer. So a pass takes the kernel for decoding
-if it has one node a sequence, as transformers does, or if it gathers no more than the layer has. The choice is made for
-each call of the kernel, in the calling thread, and no setting of the model is touched.
+decoding (``batched_mm``), which gathers the weights of every token's experts: of a tree of 64 nodes several times all
+experts of the layer. So a pass takes that one if it has one node a sequence, as transformers does, or gathers no more
+than the layer has. Each call of the kernel chooses, in its thread, and no setting of the model is touched.
 """
 
 import threading
@@ -35,11 +34,10 @@ def _by_width(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor:
-    width = _thread.width
     kernel = grouped
-    if width is not None and _is_accelerated(hidden_states):
+    if _thread.width is not None and _is_accelerated(hidden_states):
         fits = top_k_index.numel() <= getattr(module, "num_experts", 0)  # copies of an expert's weights, and experts
-        kernel = registry["batched_mm"] if fits or width == 1 else grouped
+        kernel = registry["batched_mm"] if fits or _thread.width == 1 else grouped
     return kernel(module, hidden_states, top_k_index, *args, **kwargs)
 
 

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -39,7 +40,6 @@ _PROMPT_ONLY = (
     "mm_token_type_ids",
     *getattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ()),
 )
-_WIDEST_BUFFERED = 256  # nodes; masks of wider passes are too large to be kept
 
 
 def masks_given(masks: Any) -> dict[str, Any]:
@@ -49,17 +49,14 @@ def masks_given(masks: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model reads before the first tree, as ``generate`` prepared it. ``input_ids`` are ``[batch, token]``, of
-    an encoder-decoder model the decoder's; ``kwargs`` go beside tokens and cache. ``cache`` is what comes before the
-    prompt, and where the KV cache may be left; None = nothing. At most ``new_tokens`` tokens follow. Padded on
-    the right, the longest exceeds the shortest by ``spread`` tokens."""
+    """What a model reads before the first tree, as ``generate`` prepared it."""
 
-    input_ids: Tensor
+    input_ids: Tensor  # [batch, token], of an encoder-decoder model the decoder's
     config: GenerationConfig
-    kwargs: dict[str, Any]
-    cache: Cache | None
-    new_tokens: int
-    spread: int = 0
+    kwargs: dict[str, Any]  # beside tokens and cache
+    cache: Cache | None  # what comes before the prompt, and where the KV cache may be left; None = nothing
+    new_tokens: int  # that follow at most
+    spread: int = 0  # tokens by which the longest exceeds the shortest, where they are padded on the right
 
 
 class TreeForward:
@@ -70,18 +67,6 @@ class TreeForward:
         prompt: its cache is only read, when the prompt is.
         hidden: notes hidden states of every pass; None = nobody wants any.
         prompt_logits: at how many of the prompt's last tokens logits are wanted, where the model can leave others out.
-
-    Attributes:
-        module: what tree forwards run on: the model, or a twin of it whose linear layers are run as ``packed`` says.
-        limits: for a node's numbers to depend on its text alone; None = they need not.
-        is_packed: whether tree forwards run over packed weights.
-        sequences: of the pass that is to be run, as :func:`.attend` takes them; None = attention is torch's.
-        turns: of its nodes that are attended to one by one; None = of none.
-        holds: how many slots sliding-window layers may hold, and not all; None = all layers hold all.
-        unpacked_ms: milliseconds of a pass over one node without those; None = there are none, or it is not known.
-        kwargs: what goes along with every tree forward.
-        rules: the mask rules of the model's layers.
-        token_types: of the prompt, ``[batch, token]``; the last one is carried on.
     """
 
     mask_name = "attention_mask"
@@ -96,20 +81,17 @@ class TreeForward:
         hidden: HiddenStates | None = None,
         prompt_logits: int = 1,
     ) -> None:
-        self.model = model
+        self.model, self.traits, self.layout, self.hidden = model, traits, layout, hidden
         self.packed: Packed | None = None
-        self.limits: Invariance | None = None
-        self.is_packed = False
-        self.sequences: Tensor | None = None
-        self.turns: list[Turns] | None = None
-        self.unpacked_ms: float | None = None
-        self.holds: int | None = None
-        self.traits = traits
-        self.layout = layout
-        self.hidden = hidden
+        self.limits: Invariance | None = None  # for a node's numbers to depend on its text alone; None = they need not
+        self.is_packed = False  # tree forwards run over packed weights
+        self.sequences: Tensor | None = None  # of the next pass, as attend takes them; None = attention is torch's
+        self.turns: list[Turns] | None = None  # of its nodes that are attended to one by one; None = of none
+        self.unpacked_ms: float | None = None  # of a pass over one node without packed weights, if there are any
+        self.holds: int | None = None  # slots that sliding-window layers may hold; None = all layers hold all
         self.rules = mask_rules(model, traits)
         kwargs = prompt.kwargs
-        self.token_types: Tensor | None = kwargs.get("token_type_ids")
+        self.token_types: Tensor | None = kwargs.get("token_type_ids")  # [batch, token]; the last is carried on
         self.prompt_kwargs = kwargs | {CACHE: layout.cache, "use_cache": True}
         if prompt_logits > 1 and "logits_to_keep" in self.prompt_kwargs:
             self.prompt_kwargs["logits_to_keep"] = prompt_logits
@@ -166,15 +148,11 @@ class TreeForward:
 
     def prefill(self) -> Tensor:
         """Run the prompt exactly as plain decoding does; logits ``[batch, token, vocab]`` of its last tokens."""
-        outputs = watched(
-            self.hidden, lambda: self.model._prefill(self._input_ids, self._config, self.prompt_kwargs), last=None
-        )
-        cache = self.layout.cache
-        held = outputs.get(CACHE)
-        if held is not None and held is not self.prompt_kwargs[CACHE]:
-            cache.load(
-                held, take=True
-            )  # Phi-3 leaves the cache it is given alone where the prompt is past its first range
+        run = partial(self.model._prefill, self._input_ids, self._config, self.prompt_kwargs)
+        outputs = watched(self.hidden, run, last=None)
+        cache, held = self.layout.cache, outputs.get(CACHE)
+        if held is not None and held is not self.prompt_kwargs[CACHE]:  # Phi-3, of a prompt past its first range
+            cache.load(held, take=True)
         mask, positions = self.prompt_kwargs.get(self.mask_name), self.prompt_kwargs.get(self.positions_name)
         self.layout.start(cache.get_seq_length(), self.batch, mask, positions)
         return outputs.logits
@@ -185,8 +163,7 @@ class TreeForward:
 
     def inputs(self, trees: Sequence[TokenTree]) -> tuple[dict[str, Tensor], Any]:
         """What a pass over ``trees`` is given, and its masks; None where it needs none."""
-        width = max(map(len, trees))
-        tokens, positions = array("q"), array("q")
+        width, tokens, positions = max(map(len, trees)), array("q"), array("q")
         for tree, root in zip(trees, self.layout.roots(), strict=True):
             spare = width - len(tree)
             tokens.extend(tree.tokens + tree.tokens[:1] * spare)
@@ -200,37 +177,30 @@ class TreeForward:
         if (limits := self.limits) is not None:
             self.sequences = self.layout.sequences(trees)
             self.turns = self.layout.turns(trees, limits.turns) if limits.turns else None
-        return inputs, None if self._sees_everything(width) else self.masks(trees)
-
-    def _sees_everything(self, width: int) -> bool:
         # Some models leave their windows to the cache (Moshi), and ours keeps all tokens.
         seen = self._window is None or self.layout.cache.base < self._window
-        return width == 1 and self.layout.visible is None and seen
+        return inputs, None if width == 1 and self.layout.visible is None and seen else self.masks(trees)
 
     def masks(self, trees: Sequence[TokenTree]) -> Any:
         """The masks of a pass, one for each kind of layer; those of the pass before are gone."""
-        cache, buffer, width = self.layout.cache, self._masks, max(map(len, trees))
-        first = cache.make_room(width)
+        cache, buffer = self.layout.cache, self._masks
+        if buffer is None:
+            buffer = self._masks = MaskBuffer(len(trees), self.traits.dtype, self.layout.device)
+        buffer.first = cache.make_room(max(map(len, trees)))
         visible = None if self.layout.visible is None else self.layout.visible[:, : cache.base]
-        if buffer is None or width > _WIDEST_BUFFERED:
-            buffer = MaskBuffer(len(trees), self.traits.dtype, self.layout.device)
-            self._masks = self._masks or buffer
-        buffer.first, settled, coordinates = first, min(cache.lengths), self.layout.coordinates
+        settled, coordinates = min(cache.lengths), self.layout.coordinates
         return tree_masks(self.rules, trees, cache.base, visible, coordinates, buffer, settled, self._window)
 
     @contextmanager
     def running(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor]) -> Iterator[None]:
         """Inside, attention and the model's own counting of slots follow the trees."""
-        tokens = inputs["input_ids"]
-        overrides = self._overrides
-        overridden = overriding(overrides, lambda: self._positions(trees, tokens)) if overrides else nullcontext()
+        tokens, overrides = inputs["input_ids"], self._overrides
+        positions: Callable[[], Any] = partial(self.layout.slot_positions, trees)
+        if any(override.told is DecoderPositions for override in overrides):
+            positions = partial(self.layout.decoder_positions, trees, tokens)
+        overridden = overriding(overrides, positions) if overrides else nullcontext()
         with tree_forward(), in_order(self.sequences), in_turn(self.turns), decoding(tokens.shape[1]), overridden:
             yield
-
-    def _positions(self, trees: Sequence[TokenTree], tokens: Tensor) -> Any:
-        if any(override.told is DecoderPositions for override in self._overrides):
-            return self.layout.decoder_positions(trees, tokens)
-        return self.layout.slot_positions(trees)
 
     def call(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Outputs:
         """Run the model, or another module with its cache, over a pass's inputs and masks."""
@@ -241,14 +211,12 @@ class TreeForward:
 
     def packs(self, nodes: int) -> bool:
         """Whether attention over the KV cache so far packs query heads, in passes over so many nodes."""
-        _, _, key_heads, _, channels = self.layout.cache.buffers[0].shape
-        batch = len(self.layout.cache.lengths)
-        slots, heads = self.layout.cache.base + nodes, self._heads or key_heads
-        return (
-            self._sdpa
-            and self.limits is None
-            and packing_pays(batch, heads, key_heads, nodes, slots, channels, self.traits.dtype)
-        )
+        if not self._sdpa or self.limits is not None:
+            return False
+        cache, dtype = self.layout.cache, self.traits.dtype
+        _, _, key_heads, _, channels = cache.buffers[0].shape
+        heads = self._heads or key_heads
+        return packing_pays(len(cache.lengths), heads, key_heads, nodes, cache.base + nodes, channels, dtype)
 
     def plain_cache(self, cache: Cache) -> Cache:
         """The cache that transformers' own passes are given, around the decoder's own keys and values."""

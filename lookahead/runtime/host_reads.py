@@ -1,4 +1,4 @@
-"""Finds what passes must not do: read tensors, since nothing can be replayed without it, or draw random numbers."""
+"""What passes must not do where they are replayed: read tensors; and whether they draw random numbers."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ _READS |= {"unique", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
 
 
 class HostReads(TorchDispatchMode):
-    """Notes them, and copies from device to device, of this thread while it is on; ``found`` has their names."""
+    """Notes them, and copies from device to device, of this thread while it is on."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: set[str] = set()
+        self.found: set[str] = set()  # their names
 
     @property
     def told(self) -> str:
@@ -41,8 +41,7 @@ class Draws(TorchDispatchMode):
         self.found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            # Kernels of attention may draw, for dropout.
+        if torch.Tag.nondeterministic_seeded in func.tags:  # kernels of attention draw for dropout alone
             self.found |= "attention" not in func.overloadpacket.__name__ or _drops_out(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 

@@ -36,19 +36,10 @@ class Layout:
     """One call's book of slots and positions.
 
     Args:
-        device: of the model's inputs.
         depth_limit: the first position that does not exist; None = all do.
         idle: whether a sequence is only fed along with the others.
         find_boundary: from the prompt's slots and each sequence's last position, the first slot whose token needs the
             model's own pass, and why; None = there is none to look for.
-
-    Attributes:
-        padding: slots before each sequence's first token.
-        count: sequences that the call numbers, and ``rows`` those of them that are here.
-        positions: of each one's last kept token, as ``position_ids`` count.
-        is_padded: whether a prompt had padding, so that plain decoding gives every pass a mask.
-        visible: bool ``[batch, slot]``, which slots below ``base`` hold a sequence's tokens; None = all of them.
-        boundary: what was found; None = every token can be written by tree forwards.
     """
 
     def __init__(
@@ -59,19 +50,16 @@ class Layout:
         idle: Callable[[int], bool],
         find_boundary: Callable[[int, Sequence[int]], tuple[int, str] | None] | None = None,
     ) -> None:
-        self.cache = cache
-        self.device = device
-        self.count = 0
-        self.rows: list[int] = []
-        self.padding: list[int] = []
-        self.positions: list[int] = []
-        self.visible: np.ndarray | None = None
-        self.is_padded = False
+        self.cache, self.device = cache, device
+        self.count = 0  # sequences that the call numbers
+        self.rows: list[int] = []  # those of them that are here
+        self.padding: list[int] = []  # slots before each one's first token
+        self.positions: list[int] = []  # of each one's last kept token, as position_ids count
+        self.visible: np.ndarray | None = None  # bool [batch, slot], below the base, that hold tokens; None = all do
+        self.is_padded = False  # a prompt had padding, so that plain decoding gives every pass a mask
         self.mask_dtype = torch.long
-        self.boundary: tuple[int, str] | None = None
-        self._find_boundary = find_boundary
-        self._depth_limit = depth_limit
-        self._idle = idle
+        self.boundary: tuple[int, str] | None = None  # what was found; None = all tokens are for tree forwards
+        self._find_boundary, self._depth_limit, self._idle = find_boundary, depth_limit, idle
         self._axes: Tensor | None = None  # [axis, batch, 1], how far each axis is ahead of the positions counted here
 
     def start(self, past: int, batch: int, mask: Tensor | None, position_ids: Tensor | None) -> None:
@@ -147,8 +135,7 @@ class Layout:
         return send(nodes, self.device), send(slots, self.device)
 
     def sequences(self, trees: Sequence[TokenTree]) -> Tensor:
-        """Where each sequence begins and ends, where the pass's nodes begin, and their depths: int32 ``[batch, 3 +
-        node]``."""
+        """Each sequence's first slot and its end, the nodes' first slot and depths: int32 ``[batch, 3 + node]``."""
         ends = np.stack([self.padding, self.cache.lengths, [self.cache.base] * len(trees)], axis=1)
         depths = below(trees, [0] * len(trees))
         return torch.from_numpy(np.concatenate([ends, depths], axis=1).astype(np.int32))
@@ -193,8 +180,7 @@ class Layout:
         self.positions = [at + count for at, count in zip(self.positions, counts, strict=True)]
         if self.visible is None:
             return
-        missing = self.cache.base - self.visible.shape[1]
-        if missing > 0:
+        if (missing := self.cache.base - self.visible.shape[1]) > 0:
             self.visible = np.pad(self.visible, ((0, 0), (0, max(256, missing))))
         for row, (count, start) in enumerate(zip(counts, starts, strict=True)):
             self.visible[row, start : start + count] = True
@@ -204,11 +190,9 @@ class Layout:
         if not self.positions:
             self.cache, self.visible = other.cache, other.visible
         else:
-            slots = other.cache.base
-            theirs = np.ones((1, slots), bool) if other.visible is None else other.visible[:, :slots]
-            ours = np.ones((1, self.cache.base), bool) if self.visible is None else self.visible
-            columns = max(ours.shape[1], slots)
-            wide = [np.pad(each, ((0, 0), (0, columns - each.shape[1]))) for each in (ours, theirs)]
+            shown = [self._seen(), other._seen()]
+            columns = max(each.shape[1] for each in shown)
+            wide = [np.pad(each, ((0, 0), (0, columns - each.shape[1]))) for each in shown]
             self.visible = np.concatenate(wide)
             join(self.cache, other.cache, most)
         self.padding += other.padding
@@ -217,12 +201,14 @@ class Layout:
 
     def repeat(self, count: int) -> None:
         """Hold the only sequence that is here ``count`` times."""
-        slots = self.cache.base
-        seen = np.ones((1, slots), bool) if self.visible is None else self.visible[:, :slots]
-        self.visible = seen.repeat(count, axis=0)
+        self.visible = self._seen().repeat(count, axis=0)
         self.padding, self.positions = self.padding * count, self.positions * count
         self._number()
         repeat(self.cache, count)
+
+    def _seen(self) -> np.ndarray:
+        """Which slots below the cache's base hold tokens, bool ``[batch, slot]``; one row for all that hold all."""
+        return np.ones((1, self.cache.base), bool) if self.visible is None else self.visible[:, : self.cache.base]
 
     def let_go(self, leaves: Callable[[int], bool]) -> bool:
         """Leave sequences out once half of those that are here need not be fed any more; tells if any has gone."""

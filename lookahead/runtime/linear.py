@@ -1,17 +1,16 @@
 """Models that can only be given one branch a pass: a linear draft, and a way back where it is cut short.
 
 A recurrent state has no slots: it cannot follow a tree, and what a rejected token did to it cannot be taken out. So the
-states (small, whatever the text's length) are copied before a drafted pass. If the pass is kept whole, what it left is
-the state of the text. If it is cut short the copy goes back, and the accepted tokens are *replayed* at the head of the
-next pass, until a pass ends on an accepted token::
+states (small, whatever the text's length) are copied before a drafted pass. If that is cut short the copy goes back,
+and the accepted tokens are *replayed* at the head of the next pass, until a pass ends on an accepted token::
 
     kept so far   a b c | snapshot
     pass 1        d e f      e accepted, f rejected: back to the snapshot
     pass 2        d e g h    d and e are replayed, g and h are the draft
 
-The model must only give for several tokens what it gives one by one, which the self-test tries. Where the cache itself
-can take tokens back (attention layers, convolutions without a recurrent state), nothing is replayed: it is cropped.
-Masks, positions and kernels are plain decoding's: transformers prepares the inputs, and the cache is its own.
+The self-test tries whether the model gives for several tokens what it gives one by one. Where the cache itself can take
+tokens back (attention layers, convolutions without a recurrent state), it is cropped, and nothing replayed. Masks,
+positions and kernels are plain decoding's: transformers prepares the inputs, and the cache is its own.
 """
 
 import copy
@@ -52,14 +51,12 @@ class Repeats:
     """
 
     def __init__(self, prompts: Iterable[Sequence[int]]) -> None:
-        self.tokens = 0
-        self.in_a_row = 0
-        self._known: list[dict[tuple[int, int], int]] = []
-        self._last: list[tuple[int, int]] = []
+        self.tokens = self.in_a_row = 0
+        self._known: list[dict[tuple[int, ...], int]] = []
+        self._last: list[tuple[int, ...]] = []
         for prompt in prompts:
             self._known.append(dict(zip(pairwise(prompt), prompt[2:], strict=False)))
-            before, last = (-1, -1, *prompt)[-2:]
-            self._last.append((before, last))
+            self._last.append((-1, -1, *prompt)[-2:])
         self._counts, self._runs = [0] * len(self._last), [0] * len(self._last)
 
     def learn(self, row: int, tokens: Sequence[int]) -> None:
@@ -76,15 +73,10 @@ class Repeats:
 
 
 class PaidTest:
-    """A test of a model's drafts, run once drafts would have saved more time than it takes; None = it needs none.
-
-    Attributes:
-        prompt_ms: what the prompt's pass took, which stands for what several tokens cost.
-        single_ms: the same of the fastest pass over one token.
-    """
+    """A test of a model's drafts, run once drafts would have saved more time than it takes; None = it needs none."""
 
     def __init__(self, run: Callable[[], str | None] | None, prompt_tokens: int) -> None:
-        self.prompt_ms, self.single_ms = 0.0, inf
+        self.prompt_ms, self.single_ms = 0.0, inf  # of the prompt's pass, and of the fastest over one token
         self._run = run
         self._fails = False
         self._prompts = max(_PASSES, _TOKENS / max(1, prompt_tokens))
@@ -110,18 +102,12 @@ class LinearModel:
         prompt: the text is left in its cache, which may already hold an earlier call's; None = in a new one.
         depth_limit: positions at or past this one are never drafted; None = no limit.
         reason: why it follows no trees.
-        test: what is wrong with the model's linear drafts (None = nothing), to be found out before the first one, once
-            the text repeats so much that drafts would have saved more time than that takes; None = it is known.
-
-    Attributes:
-        replayed: tokens that were fed more than once, summed over passes (of one sequence).
-        repeated, in_a_row: written tokens that would have been drafted rightly, and those that the text ends with.
-        plain_ms: None: passes are the model's own, and all of them ``typical``.
+        test: what is wrong with the model's linear drafts (None = nothing), see :class:`PaidTest`; None = it is known.
     """
 
     route = "chain"
     typical = True
-    plain_ms: float | None = None
+    plain_ms: float | None = None  # passes are the model's own
 
     def __init__(
         self,
@@ -143,15 +129,14 @@ class LinearModel:
         self.hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
         self._top_k, self._prompt_tokens = wants.top_k, wants.prompt_top_k
         self.route_reason = reason
-        self.replayed = 0
-        self.repeated = self.in_a_row = 0
+        self.replayed = 0  # tokens that were fed more than once, summed over passes (of one sequence)
+        self.repeated = self.in_a_row = 0  # written tokens that would have been drafted rightly, and the last of them
         self._repeats, self._test = Repeats(self._input_ids.tolist()), PaidTest(test, self._input_ids.shape[1])
         self._scans = unbounded_scans(model)
-        self._started = False
-        self._croppable = False
+        self._started = self._croppable = False
         self._records = False  # the cache can take tokens of the last pass back
         self._held = False  # passes are only measured
-        self._live = True  # the cache ends with the last kept token, and not before or behind it
+        self._live = True  # the cache ends with the last kept token
         self._before = 0  # tokens before the prompt's pass and in it
         self._committed = 0  # tokens after the prompt that the snapshot (or the live cache) holds
         self._again: list[list[int]] = [[] for _ in self._input_ids]  # kept since, to be replayed
@@ -215,13 +200,13 @@ class LinearModel:
                 )
         self._fed = [tree.tokens + tree.tokens[:1] * (width - len(tree)) for tree in trees]
         tokens = [again + fed for again, fed in zip(self._again, self._fed, strict=True)]
-        if self._undecided and self._croppable:  # passes that are only measured
-            self._cache.crop(-self._undecided)
         if self._croppable:
+            if self._undecided:  # passes that are only measured
+                self._cache.crop(-self._undecided)
             self._records = record_past(self._cache, width > 1 or self._held)
-        if not (self._live or self._croppable):
+        elif not self._live:
             self._snapshot.restore()
-        elif width > 1 and not self._croppable:
+        elif width > 1:
             self._snapshot.take()
         self._live = False
         self.replayed += self.again
@@ -247,13 +232,10 @@ class LinearModel:
         if positions is not None:
             steps = torch.arange(after + 1, after + count + 1, dtype=positions.dtype, device=positions.device)
             kwargs["position_ids"] = positions[..., -1:] + steps
-        kinds = kwargs.get("token_type_ids")
-        if kinds is not None:
-            kwargs["token_type_ids"] = kinds[:, -1:].expand(-1, count)
-        for name in ("mm_token_type_ids", "moe_mm_token_type_ids"):
-            kinds = kwargs.get(name)
-            if kinds is not None:  # only text is written
-                kwargs[name] = kinds.new_zeros((kinds.shape[0], count))
+        for name in ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"):
+            if (kinds := kwargs.get(name)) is not None:  # only text is written
+                last = kinds[:, -1:] if name == "token_type_ids" else torch.zeros_like(kinds[:, :1])
+                kwargs[name] = last.expand(-1, count)
         inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(tokens, next_sequence_length=count, **kwargs)
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = scored
@@ -267,13 +249,12 @@ class LinearModel:
         if not self._started:  # the prompt's pass, which is kept whole
             self._started = True
             return
-        counts = {len(path.nodes) for path in paths}
-        if len(counts) > 1:
+        count, *others = {len(path.nodes) for path in paths}
+        if others:
             raise LookaheadError(
-                f"The rows of a batch kept {sorted(counts)} tokens of a pass: expected one number, because a recurrent "
-                "state cannot be padded."
+                f"The rows of a batch kept {sorted([count, *others])} tokens of a pass: expected one number, because a "
+                "recurrent state cannot be padded."
             )
-        (count,) = counts
         width, self._undecided = self._undecided, 0
         if self._records:
             self._cache.crop(count - width)
@@ -329,8 +310,7 @@ class LinearModel:
             record_past(self._cache, False)
 
     def room(self) -> list[int] | None:
-        """How long each sequence's draft may be; 0 where too much would be replayed, or drafts are not known to be
-        right."""
+        """How long each sequence's draft may be; 0 where too much would be replayed, or drafts may be wrong."""
         written = self._committed + self.again
         hoped = self.repeated if self.hidden is None else max(self.repeated, written // 2)  # heads draft what is new
         if self.again >= _MOST_AGAIN or not self._test.allows(hoped):

@@ -2,9 +2,8 @@
 
 What a node may see has two parts. The tree part (text so far, ancestors, itself) is the same for every model:
 :func:`jacobi.branch_mask`, as attention adds it, 0 where visible and else the lowest finite number. The other part
-belongs to the model's layers: causal, sliding, chunked. transformers states it as a function of two indices, made from
-the config; we take that function as it is and ask it about *logical* positions (the sequence's length plus depth)
-instead of physical slots.
+belongs to the model's layers: causal, sliding, chunked. transformers states it as a function of two indices; we ask
+that about *logical* positions (the sequence's length plus depth) instead of physical slots.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,34 +17,23 @@ from torch import Tensor
 from jacobi import TokenTree, ancestor_bits
 from lookahead.models.mask_rules import MaskRule
 
-_ALIGNED = 64  # columns; some kernels copy masks whose rows are not aligned, once a layer
+ALIGNED = 64  # columns: some kernels copy masks whose rows are not aligned, once a layer
 
 
 def map_rules(rules: Any, build: Callable[[MaskRule], Tensor]) -> Any:
     """Build one mask for each rule, keeping the form; equal layer types share a mask."""
     if not isinstance(rules, dict):
         return build(rules)
-    plain: Tensor | None = None
-    masks = {}
-    for kind, rule in rules.items():
-        if rule.function is None:
-            plain = build(rule) if plain is None else plain
-            masks[kind] = plain
-        else:
-            masks[kind] = build(rule)
-    return masks
+    plain = next((build(rule) for rule in rules.values() if rule.function is None), None)
+    return {kind: plain if rule.function is None else build(rule) for kind, rule in rules.items()}
 
 
 class MaskBuffer:
     """One piece of memory for the masks of consecutive passes, each of which rewrites only columns that have changed.
-    NumPy writes it on the host, because its calls cost a fraction of torch's; other devices are sent those columns.
-
-    Attributes:
-        first: slot at which the masks of sliding windows begin.
-    """
+    NumPy writes it on the host, because its calls cost a fraction of torch's; other devices are sent those columns."""
 
     def __init__(self, batch: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.first = 0
+        self.first = 0  # slot at which the masks of sliding windows begin
         self._batch, self._dtype, self._device = batch, dtype, device
         self._whole_numbers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]  # bfloat16, for NumPy
         lowest = torch.tensor([torch.finfo(dtype).min], dtype=dtype, device="cpu")
@@ -67,7 +55,7 @@ class MaskBuffer:
         stop = base + width
         if width > nodes or stop > slots:
             wanted = max(stop + 256, min(2 * slots, stop + 4096))
-            self._allocate(max(width, nodes), -(-wanted // _ALIGNED) * _ALIGNED)
+            self._allocate(max(width, nodes), -(-wanted // ALIGNED) * ALIGNED)
         start = min(self._settled, base)
         self._settled = min(settled, base)
         columns = self._bits[:, :, start:base]  # for wider passes too
@@ -95,12 +83,9 @@ def tree_masks(
 
     Args:
         trees: one for each sequence; shorter ones are padded at the end with nodes that see the text and themselves.
-        base: slot of node 0.
-        history: bool ``[batch, base]``, the slots below ``base`` that hold a sequence's tokens; None = all of them.
+        base, history, settled: see :meth:`MaskBuffer.write`.
         coordinates: gives the logical positions of nodes ``[batch, node]`` and of slots ``[batch, base + node]``; only
             called if a rule asks for more than causality.
-        buffer: where the mask is made, to be overwritten by the next pass's.
-        settled: slots of the shortest sequence.
         window: texts of up to so many tokens are seen whole, whatever the rules; None = it is not known.
     """
     mask = buffer.write(trees, base, history, settled)
@@ -129,26 +114,16 @@ def ancestor_words(parents: Sequence[int], words: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class StaticPlaces:
-    """What the masks of a pass with static shapes are made from: device tensors of fixed shapes.
+    """What the masks of a pass with static shapes are made from: device tensors of fixed shapes."""
 
-    Attributes:
-        ancestors: int64 ``[batch, node, words]``, as :func:`ancestor_words` packs them.
-        slots: ``[node]``, where the nodes are written.
-        depths: ``[batch, node]``.
-        lengths: ``[batch]``, slots that each sequence has filled.
-        padding: ``[batch]``, slots before each sequence's first token.
-        shown: bool ``[batch, span]``; False where the prompt has padding or holes.
-        columns: ``[span]``, and ``bits``: ``[64]``, both counting up from 0.
-    """
-
-    ancestors: Tensor
-    slots: Tensor
-    depths: Tensor
-    lengths: Tensor
-    padding: Tensor
-    shown: Tensor
-    columns: Tensor
-    bits: Tensor
+    ancestors: Tensor  # int64 [batch, node, words], as ancestor_words packs them
+    slots: Tensor  # [node], where the nodes are written
+    depths: Tensor  # [batch, node]
+    lengths: Tensor  # [batch], slots that each sequence has filled
+    padding: Tensor  # [batch], slots before each sequence's first token
+    shown: Tensor  # bool [batch, span]; False where the prompt has padding or holes
+    columns: Tensor  # [span], counting up from 0
+    bits: Tensor  # [64], likewise
 
 
 def static_masks(rules: Any, places: StaticPlaces, mask: Tensor) -> Any:

@@ -15,7 +15,7 @@ from lookahead.models.traits import ModelTraits, boundary
 from lookahead.runtime.cache.tree import empty_cache
 from lookahead.runtime.cuda_graphs.executor import GraphExecutor, refusal, rejection
 from lookahead.runtime.encoder_decoder import EncoderDecoderForward
-from lookahead.runtime.executor import EagerExecutor, Executor
+from lookahead.runtime.executor import Executor
 from lookahead.runtime.forward import Prompt, TreeForward
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.packed_layers import Packed
@@ -66,7 +66,7 @@ def open_tree(
     elif traced is not None and forward.is_plain and not traits.is_encoder_decoder:
         executor = traced(forward, reason)
     else:
-        executor = EagerExecutor(forward, reason)
+        executor = Executor(forward, reason)
     if not (writing is None or reason is None or cache.on_host or reads_in_chunks(prompt.config)):
         forward.holds = held_window(model, traits, forward.rules, prompt.cache)
     if packed is not None:
@@ -86,7 +86,7 @@ def open_shared(read: TreeModel, traced: Tracing | None = None, packed: Packed |
     if packed is not None:
         forward.use(packed)
     forward.follow(layout.count)
-    return TreeModel(forward, EagerExecutor(forward) if traced is None else traced(forward, None), None, {}, 0)
+    return TreeModel(forward, Executor(forward) if traced is None else traced(forward, None), None, {}, 0)
 
 
 def reads_in_chunks(config: GenerationConfig) -> bool:

@@ -15,9 +15,8 @@ _LAYERS = 5  # at most, of which the fastest counts: others may have been held u
 @torch.inference_mode()
 def row_costs(model: nn.Module, batch: int = 1) -> dict[int, float] | None:
     """Milliseconds that all linear layers of a model on a CPU take for so many nodes of each sequence of a ``batch``,
-    by some of the shape that most weights have. Each size multiplies layers of its own, so that none finds its weights
-    in the cache: about a quarter of a pass, of a model of 135M parameters. None where there are too few plain layers to
-    tell."""
+    by some of the shape that most weights have, others for each size, so that none finds its weights in the cache.
+    None = too few to tell."""
     shapes, whole = defaultdict[object, list[Tensor]](list), 0
     for layer in model.modules():
         if type(layer) is nn.Linear and layer.weight.device.type == "cpu" and type(layer.weight.data) is Tensor:

@@ -127,8 +127,7 @@ def _on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _on_device(lines: Tensor, count: int) -> Tensor:
-    """The same packed to be brought in one transfer, int32 ``[line, 1 + 2 count]``: argmax, ids, values. Equal entries
-    after the first are in any order."""
+    """The same packed, int32 ``[line, 1 + 2 count]``: argmax, ids, values, of which equal ones are in any order."""
     argmax = lines.argmax(-1, keepdim=True)
     values, ids = (lines.gather(-1, argmax), argmax) if count == 1 else lines.topk(count, dim=-1)
     return torch.cat([argmax.int(), ids.int(), values.float().view(torch.int32)], dim=1)
@@ -142,8 +141,7 @@ def _unpacked(packed: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def highest(lines: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` highest entries of each of ``lines`` ``[line, vocab]``, best first, and their ids, on their
-    device."""
+    """The ``count`` highest entries of each of ``lines`` ``[line, vocab]``, best first, and ids, where they are."""
     if not on_host(lines.device):
         values, ids = lines.topk(count)
         return values.float(), ids

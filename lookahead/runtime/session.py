@@ -34,8 +34,7 @@ def unread(
     packed: Packed | None = None,
     **inputs: Any,
 ) -> TreeModel:
-    """A view of ``model`` for a text of its own, which is still to read its ``prompt``; the arguments are those of
-    :func:`bare_model`."""
+    """A view of ``model`` that is still to read its ``prompt``; the arguments are those of :func:`bare_model`."""
     traits = ModelTraits.of(model)
     (batch, count), past = prompt.shape, inputs.pop(CACHE, None)
     if traits.is_encoder_decoder:
@@ -52,16 +51,10 @@ def unread(
 def bare_model(
     model: PreTrainedModel, prompt: Tensor, new_tokens: int, *, past: Cache | None = None, **settings: Any
 ) -> Iterator[TreeModel]:
-    """A view of ``model`` with all of ``prompt`` in its KV cache: the trees of a pass start with the token after it.
-
-    Args:
-        model: a model that lookahead supports; what an encoder says is made up.
-        prompt: ``[batch, token]``, at least one token.
-        new_tokens: slots to make room for, beside the prompt's.
-        past: what comes before the prompt, only read.
-        settings: ``static``, ``traced``, ``packed`` as for :func:`lookahead.runtime.open.open_tree`; ``wants``, of
-            which hidden states are noted in every pass; and what else the model is given.
-    """
+    """A view of ``model`` with all of ``prompt`` ``[batch, token]`` in its KV cache, which has room for ``new_tokens``:
+    the trees of a pass start with the token after it. ``past`` comes before, and is only read. ``settings`` are
+    ``static``, ``traced``, ``packed`` as for :func:`lookahead.runtime.open.open_tree`; ``wants``, of which hidden
+    states are noted in every pass; and what else the model is given. What an encoder says is made up."""
     view = unread(model, prompt, new_tokens, **settings, **{CACHE: past})
     with _read(view, len(prompt)):
         yield view

@@ -9,10 +9,9 @@ added up::
     output    o0        | o1         | ... | or
     weight    softmax over chunks of their log-sum-exp: 0 where a row sees nothing of a chunk
 
-Kernels are called by name. cuDNN's is up to three times faster than torch's memory-efficient one, and splits the keys
-of single nodes by itself; but it plans anew for every shape and in every thread, so it is for ``planned`` passes: many
-of the same shapes, over long histories. All shapes are known beforehand and nothing is asked of the device, so both
-kernels can be captured.
+Kernels are called by name, and ask nothing of the device, so that they can be captured. cuDNN's is up to three times
+faster than torch's memory-efficient one, and splits the keys of single nodes by itself; but it plans anew for every
+shape and in every thread, so it is for ``planned`` passes: many of the same shapes, over long histories.
 """
 
 import threading
@@ -22,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lookahead.runtime.masks import ALIGNED
 from lookahead.runtime.registry import During
 
 _TILE = 64  # rows of a block of the GPU
-_GRANULE = 64  # keys; chunks are multiples of it, and the kernel wants rows of masks aligned
-_LEAST_CHUNK = 256  # keys
+_LEAST_CHUNK = 256  # keys; chunks are multiples of ALIGNED
 # What a further kernel, and each further chunk, take, in the time that a block takes for so many keys.
 _KERNEL_KEYS = 512
 _CHUNK_KEYS = 16
@@ -46,42 +45,29 @@ _thread = _Settings()
 
 
 class RowsMask:
-    """A pass's mask ``[batch, 1, node, slot]`` for rows in which the heads of one key head lie one behind the other.
-
-    Attributes:
-        rows: ``[batch, 1, head of a key head * node, slot]``.
-        is_single: they are of one node.
-    """
+    """A pass's mask ``[batch, 1, node, slot]`` for rows in which the heads of one key head lie one behind the other:
+    ``[batch, 1, head of a key head * node, slot]``."""
 
     def __init__(self, mask: Tensor, nodes: int, heads: int) -> None:
         self.known_by = mask  # held, so that no other one takes its place while this is known by it
         slots = mask.shape[-1]
         if mask.is_floating_point():
             mask = mask.clamp(min=max(_HIDDEN, torch.finfo(mask.dtype).min))
-        if mask.device.type != "cpu" and slots % _GRANULE:
-            mask = functional.pad(mask, (0, -slots % _GRANULE))
-        if nodes == 1:
-            self.rows = mask.expand(-1, -1, heads, -1)
-        else:
-            self.rows = mask.expand(-1, -1, nodes, -1).repeat(1, 1, heads, 1)
-        self.rows = self.rows[..., :slots]
+        if mask.device.type != "cpu" and slots % ALIGNED:
+            mask = functional.pad(mask, (0, -slots % ALIGNED))
         self.is_single = nodes == 1
+        rows = (
+            mask.expand(-1, -1, heads, -1) if self.is_single else mask.expand(-1, -1, nodes, -1).repeat(1, 1, heads, 1)
+        )
+        self.rows = rows[..., :slots]
 
 
 def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: RowsMask, scale: float | None, *, planned: bool = False
 ) -> Tensor:
-    """Attention of packed rows.
-
-    Args:
-        query: ``[batch, key head, row, channel]``.
-        key, value: ``[batch, key head, slot, channel]``.
-        scale: of the scores; None is 1 over the root of the channels.
-        planned: kernels may be planned for these shapes, which come again in this thread.
-
-    Returns:
-        ``[batch, key head, row, value channel]``.
-    """
+    """Attention of packed rows ``[batch, key head, row, channel]`` over keys and values ``[batch, key head, slot,
+    channel]``; gives ``[batch, key head, row, value channel]``. ``scale`` None is 1 over the root of the channels;
+    ``planned``: kernels may be planned for these shapes, which come again in this thread."""
     batch, heads, rows, channels = query.shape
     slots, length = key.shape[2], _thread.chunk
     if planned and length is None and mask.is_single:
@@ -114,8 +100,8 @@ def _split(
         sums.append(log_sum[..., :rows])
     weights = torch.cat(sums, dim=1).softmax(1)[..., None]
     parts = weights.split([output.shape[1] for output in outputs], dim=1)
-    added = [(output * part).sum(1) for output, part in zip(outputs, parts, strict=True)]
-    return sum(added[1:], added[0]).to(query.dtype)
+    first, *others = [(output * part).sum(1) for output, part in zip(outputs, parts, strict=True)]
+    return sum(others, first).to(query.dtype)
 
 
 def _attended(
@@ -166,15 +152,11 @@ def _can_plan(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> bool:
 
 @lru_cache(maxsize=64)
 def chunk_length(batch: int, blocks: int, slots: int, processors: int) -> int:
-    """How many slots a chunk best has; all of them where splitting would not help.
-
-    Args:
-        blocks: of the GPU, that attend for one sequence.
-        processors: that can work side by side.
-    """
+    """How many slots a chunk best has, where so many ``blocks`` of the GPU attend for one sequence, and ``processors``
+    work side by side; all of them where splitting would not help."""
     best, least = slots, -(-batch * blocks // processors) * slots
     for count in range(2, min(slots // _LEAST_CHUNK, _MOST_ROUNDS * processors // blocks) + 1):
-        length = -(-slots // (count * _GRANULE)) * _GRANULE
+        length = -(-slots // (count * ALIGNED)) * ALIGNED
         whole, rest = divmod(slots, length)
         taken = -(-blocks * whole // processors) * length + _KERNEL_KEYS + _CHUNK_KEYS * whole
         if rest:
@@ -196,14 +178,9 @@ def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> bool:
     if query.device.type != "cuda" or torch.version.hip or query.dtype not in _DTYPES:
         return False
     states = (query, key, value)
-    if any(tensor.dtype != query.dtype for tensor in (key, value, mask)) or not _may_be_used(states):
-        return False
-    return all(_is_aligned(tensor) for tensor in states)
-
-
-def _may_be_used(states: tuple[Tensor, ...]) -> bool:
     trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in states)
-    return torch.backends.cuda.mem_efficient_sdp_enabled() and not trained
+    alike = all(tensor.dtype == query.dtype for tensor in (key, value, mask))
+    return alike and not trained and torch.backends.cuda.mem_efficient_sdp_enabled() and all(map(_is_aligned, states))
 
 
 def _is_aligned(tensor: Tensor) -> bool:

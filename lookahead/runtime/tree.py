@@ -35,13 +35,8 @@ class Writing(Protocol):
 
 
 class PlainPasses:
-    """transformers' own decoding passes, from some token of the text on.
-
-    Args:
-        cache: the text so far but for its last token, all sequences equally long.
-        model_kwargs: as ``generate`` prepared them for the prompt.
-        written: new tokens so far.
-    """
+    """transformers' own decoding passes, from some token of the text on, of which so many are ``written``. All but the
+    last are in ``cache``, all sequences equally long; ``model_kwargs`` are those prepared for the prompt."""
 
     def __init__(self, model: PreTrainedModel, cache: Cache, model_kwargs: dict[str, Any], written: int) -> None:
         self._model = model
@@ -53,7 +48,7 @@ class PlainPasses:
 
     @property
     def cache(self) -> Cache:
-        """The KV cache; another one than in the beginning where the model has recomputed the text."""
+        """The KV cache; another one where the model has recomputed the text."""
         return self._kwargs[CACHE]
 
     def forward(self, input_ids: Tensor) -> ModelOutput:
@@ -80,10 +75,6 @@ class TreeModel:
         kwargs: as ``generate`` prepared them.
         new_tokens: most tokens that the call can write, for the first size of the buffers.
         top_k: top-k candidates gathered at those of the prompt's tokens whose logits are kept.
-
-    Attributes:
-        hidden: notes hidden states of every pass; None = nobody wants any.
-        fell_back: why passes are transformers' own by now; None = they are not.
     """
 
     again = replayed = 0  # tokens are never fed twice,
@@ -100,25 +91,16 @@ class TreeModel:
         new_tokens: int,
         top_k: int = 0,
     ) -> None:
-        self.forward_pass = forward
-        self.executor = executor
-        self.fell_back: str | None = None
-        self._layout = forward.layout
-        self.hidden = forward.hidden
-        self._writing = writing
-        self._kwargs = kwargs
-        self._new_tokens = new_tokens
-        self._prompt_top_k = top_k
+        self.forward_pass, self.executor = forward, executor
+        self.hidden, self._layout = forward.hidden, forward.layout
+        self._writing, self._kwargs = writing, kwargs
+        self._new_tokens, self._prompt_top_k = new_tokens, top_k
         self._past = 0  # slots of the prompt
         self._plain: PlainPasses | None = None
 
     @property
     def route(self) -> str:
         return self.executor.route
-
-    @property
-    def route_reason(self) -> str | None:
-        return self.executor.reason
 
     @property
     def plain_ms(self) -> float | None:
@@ -138,8 +120,7 @@ class TreeModel:
         return prompt_scores(self.read(), self._prompt_top_k)
 
     def read(self, *, prompt: bool = True) -> Tensor:
-        """Read the prompts; logits ``[batch, token, vocab]`` of their last tokens. Without ``prompt`` only what comes
-        before it is taken over, and there are none."""
+        """Read the prompts, or only what comes before them; logits ``[batch, token, vocab]`` of their last tokens."""
         forward, logits = self.forward_pass, torch.empty(0)
         self.executor.reserve(Extent(forward.prompt_slots(), self._new_tokens))
         forward.load()
@@ -174,9 +155,8 @@ class TreeModel:
         return outputs.logits
 
     def _plain_logits(self) -> Tensor:
-        assert self._writing is not None and self._layout.boundary is not None  # without a text there is none
+        assert self._writing is not None  # without a text there is no boundary
         if self._plain is None:
-            self.fell_back = self._layout.boundary[1]
             forward = self.forward_pass
             cache = DynamicCache(config=forward.model.config.get_text_config(decoder=True))
             self.executor.flush()
@@ -223,19 +203,16 @@ class TreeModel:
         if row is not None:
             self._layout.cache.store(cache, row=row)
             return
-        if self._plain is not None:
-            layout = self._layout
-            held = self._plain.cache
-            count = len(layout.cache.layers)
-            layout.cache = TreeCache([None] * count, count)
-            layout.cache.reserve(Extent(int(held.get_seq_length()), 0))
-            layout.cache.load(held, take=True)
-            layout.cache.consolidate()
-            layout.cache.base += 1
-            self.forward_pass.store(cache, move=True)
-            return
-        self.executor.flush()
-        self.forward_pass.store(cache, move=not self.executor.keeps_buffers)
+        if self._plain is None:
+            self.executor.flush()
+        else:
+            held, count = self._plain.cache, len(self._layout.cache.layers)
+            ours = self._layout.cache = TreeCache([None] * count, count)
+            ours.reserve(Extent(int(held.get_seq_length()), 0))
+            ours.load(held, take=True)
+            ours.consolidate()
+            ours.base += 1
+        self.forward_pass.store(cache, move=self._plain is not None or not self.executor.keeps_buffers)
 
     def bucket(self, nodes: int) -> int:
         return self.executor.bucket(nodes)

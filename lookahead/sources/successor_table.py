@@ -1,5 +1,6 @@
 """What the model last said after the contexts of its texts, in bounded memory."""
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -88,7 +89,7 @@ class SuccessorTable:
         if width > self._tokens.shape[1]:
             self._begin(width)
         if _native.speedups is not None:
-            _native.speedups.put(self.rows, self.written, root, parents, tokens)
+            _native.speedups.put(self.rows, self.written, root, array("i", parents), array("i", tokens))
         else:
             self._put(root, parents, tokens)
         rows: slice | np.ndarray = slice(first := self.written % self.capacity, first + count)

@@ -1,7 +1,7 @@
 """Choices that walks wait for: one after the other, or those of several sequences together."""
 
 from collections.abc import Generator, Hashable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lookahead.verify.sampler import Place, Sampler, ScoredPass
 
@@ -39,27 +39,26 @@ def walked_together(walks: Sequence[Generator[Choice, list[int], _T]]) -> list[_
         computations                 2         2
     """
     found: dict[int, _T | Exception] = {}
-    asked: dict[int, list[int] | None] = dict.fromkeys(range(len(walks)))  # what each is told next
+    asked: dict[int, Any] = dict.fromkeys(range(len(walks)))  # what each is told next; None = it begins
     while asked:
         choices: dict[int, Choice] = {}
         for place, told in asked.items():
-            walk = walks[place]
             try:
-                choices[place] = next(walk) if told is None else walk.send(told)
+                choices[place] = walks[place].send(told)
             except StopIteration as end:
                 found[place] = end.value
             except Exception as error:
                 found[place] = error
-        asked = dict(_chosen(choices, found))
+        asked = _chosen(choices, found)
     return [found[place] for place in range(len(walks))]
 
 
-def _chosen(choices: dict[int, Choice], found: dict[int, _T | Exception]) -> dict[int, list[int] | None]:
+def _chosen(choices: dict[int, Choice], found: dict[int, _T | Exception]) -> dict[int, list[int]]:
     groups: dict[Hashable, list[int]] = {}
     for place, choice in choices.items():
         alike = choice.sampler.alike(choice.now.scores.logits) if len(choice.places) == 1 else None
         groups.setdefault((alone := alike is None, place if alone else alike), []).append(place)
-    told: dict[int, list[int] | None] = {}
+    told: dict[int, list[int]] = {}
     for places in groups.values():
         given = [(each.sampler, each.now, each.places[0]) for each in map(choices.__getitem__, places)]
         together = given[0][0].choose_alike(given) if len(places) > 1 else None

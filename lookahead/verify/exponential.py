@@ -15,37 +15,25 @@ from lookahead.runtime.scores import on_host, send
 
 @dataclass(frozen=True, slots=True)
 class NoiseLine:
-    """The noise of one index.
+    """The noise of one index."""
 
-    Attributes:
-        noise: ``[batch, vocab]``.
-        state: of the generator behind it.
-        view: the noise for C; None on a device.
-    """
-
-    noise: Tensor
-    state: Tensor
-    view: memoryview | None
+    noise: Tensor  # [batch, vocab]
+    state: Tensor  # of the generator behind it
+    view: memoryview | None  # the noise for C; None on a device
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseAt:
-    """The noise at some places.
+    """The noise at some places."""
 
-    Attributes:
-        lines: by index.
-        places: row and index of each.
-    """
-
-    lines: Mapping[int, NoiseLine]
-    places: Sequence[tuple[int, int]]
+    lines: Mapping[int, NoiseLine]  # by index
+    places: Sequence[tuple[int, int]]  # row and index of each
 
     def all(self) -> Tensor:
         """That of the whole vocabulary, ``[place, vocab]``."""
-        if len(self.lines) == 1:
-            (line,) = self.lines.values()
-            if [row for row, _ in self.places] == list(range(len(line.noise))):
-                return line.noise
+        line, *others = self.lines.values()
+        if not others and [row for row, _ in self.places] == list(range(len(line.noise))):
+            return line.noise
         if len(self.places) <= 2 * len(self.lines):
             return torch.stack([self.lines[index].noise[row] for row, index in self.places])
         known, rows = self._known()
@@ -66,8 +54,7 @@ class NoiseAt:
 
 
 def draw(count: int, batch: int, vocab: int, generator: torch.Generator) -> list[NoiseLine]:
-    """The next lines, in float32 on the device of ``generator``, which moves on by each as by one call of
-    ``exponential_``."""
+    """The next lines, in float32 on the device of ``generator``, which moves on as by ``exponential_`` for each."""
     if count > 0 and on_host(generator.device) and draws_in_c():
         return _draw_in_c(count, batch, vocab, generator)
     lines = []

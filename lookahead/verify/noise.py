@@ -18,10 +18,9 @@ from lookahead.verify.sequences import Sequences
 # Indices that a sequence may lead the slowest by: each keeps a [batch, vocab] noise alive, so bytes are limited too.
 _MOST_LEAD = 32
 _MOST_BYTES = 64 << 20
-_MOST_BROUGHT = 4 << 20  # bytes of noise that a pass brings to the host for the next drafts
 _MOST_AHEAD = 4  # tokens beyond twice the depth of the last drafts
 _AT_ONCE = 8  # lines that are drawn for drafts together, where they cost less than asking for each
-_BYTES_AT_ONCE = 4 << 20
+_BYTES_AT_ONCE = 4 << 20  # of noise that drafts may have drawn, or a pass brings to the host for the next ones
 
 
 class Noise:
@@ -37,9 +36,6 @@ class Noise:
     Lines may be drawn ahead of what is written. Whenever anybody else may look, the generator is where plain decoding
     would have left it (:meth:`settle`); if somebody else has drawn since, lines that nobody has read are drawn again.
     It is the device's own generator, where none is given.
-
-    Attributes:
-        keeps_states: the generator may have to :meth:`stand` behind a line that the longest sequence is past.
     """
 
     def __init__(self, sequences: Sequences, generator: torch.Generator | None = None) -> None:
@@ -54,7 +50,7 @@ class Noise:
         self._states: dict[int, Tensor] = {}  # the generator's state after a line, where lines were drawn ahead
         self._left: Tensor | None = None  # the state in which the generator was left, maybe before lines drawn already
         self._shared = False  # with a streamer that has drawn, and may again behind each token
-        self.keeps_states = False
+        self.keeps_states = False  # it may have to stand behind a line that the longest sequence is past
         self._drafting_ms = self._choosing_ms = 0.0  # what drawing took in the pass
 
     def at(self, places: Sequence[tuple[int, int]], vocab: int, ahead: bool = False) -> NoiseAt:
@@ -105,7 +101,7 @@ class Noise:
         :meth:`told`: of indices that have not been brought yet, as many as a pass may bring. ``depth`` is that of the
         last drafts, and lines as far as they could reach have been drawn."""
         first = max([self._sequences.longest + 1, *(index + 1 for index in self._told)])
-        most = first + _MOST_BROUGHT // self._bytes_each
+        most = first + _BYTES_AT_ONCE // self._bytes_each
         last = min(self._sequences.longest + 2 * depth + _MOST_AHEAD, self.limit(), most)
         if first < last:
             self._draw(last, True, self._vocab)

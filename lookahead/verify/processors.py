@@ -57,11 +57,7 @@ def warp_of(processors: LogitsProcessorList) -> dict[str, Any]:
 
 class RowProcessors:
     """The processors for some rows of the batch, each of them maybe several times: what they hold for every row is
-    picked for these.
-
-    Attributes:
-        pads: texts may be padded with their own last token.
-    """
+    picked for these."""
 
     def __init__(self, processors: LogitsProcessorList, prompt_length: int) -> None:
         self._processors = processors
@@ -69,6 +65,7 @@ class RowProcessors:
         ignored = [tokens for tokens in map(_ignored, processors) if tokens is not None]
         self._by_row = any(isinstance(tokens, Tensor) for tokens in ignored)
         within = all(int(torch.as_tensor(tokens).max()) < prompt_length for tokens in ignored)
+        # Texts may be padded with their own last token.
         self.pads = {type(processor) for processor in processors} <= PLACE_FREE and within
 
     def __call__(self, rows: Sequence[int], texts: Tensor, scores: Tensor) -> Tensor:

@@ -18,8 +18,7 @@ from lookahead.runtime.scores import fetch, nan_error, on_host, send
 from lookahead.verify.exponential import NoiseAt
 from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import PREFIX_FREE, RowProcessors, direct, settings_of
-from lookahead.verify.records import Records
-from lookahead.verify.sequences import Sequences
+from lookahead.verify.sequences import Records, Sequences
 from lookahead.verify.shortlist import UNSURE, Pick, Shortlist
 
 Place = tuple[int, int]  # (row, node)
@@ -28,22 +27,21 @@ Chosen = Sequence[int]  # a token and, if it is drawn, whether its scores give p
 
 @dataclass(frozen=True, slots=True)
 class ScoredPass:
-    """One pass while it is decided about; ``number`` counts from 1, ``paths`` grow, and ``known`` are choices at places
-    that are likely to be asked about."""
+    """One pass while it is decided about."""
 
-    number: int
+    number: int  # from 1
     trees: Sequence[TokenTree]
     scores: Scores
-    paths: list[Path]
-    known: dict[Place, Pick] = field(default_factory=dict)
+    paths: list[Path]  # which grow
+    known: dict[Place, Pick] = field(default_factory=dict)  # choices at places that are likely to be asked about
 
     def draw(self, shortlist: Shortlist, row: int, node: int, lines: Sequence[memoryview | None]) -> None:
         """Choose at a place, and on from there as far as noise has been drawn for drafts."""
-        best, children = self.scores.successors, self.trees[row].children
+        best, tree = self.scores.successors, self.trees[row]
         said = None if best is None or self.number == 1 else best[row]  # the first pass has those of the prompt, too
-        for choice in shortlist.path(self.scores.logits[row], node, children, lines, row, said):
+        for choice in shortlist.path(self.scores.logits[row], node, tree, lines, row, said):
             self.known[row, node] = choice
-            node = children[node].get(choice[0], -1)
+            node = tree.children[node].get(choice[0], -1)
 
     def forget(self) -> None:
         """Other numbers are drawn from now on than those by which tokens were chosen ahead."""
@@ -68,8 +66,8 @@ def _branch(tree: TokenTree, node: int) -> list[int]:
 class Sampler:
     """Chooses tokens for one or several sequences at once: it draws (``sample``), or takes the argmax. In ``lockstep``
     all sequences are always asked about together and are equally long, so that processors and one ``multinomial`` see
-    the batch as plain decoding shows it. With ``own_draws`` it draws by :func:`jacobi.reject`. If nobody ``watches``,
-    only transformers' own row-wise processors and rules run between two tokens.
+    the batch as plain decoding shows it. With ``own_draws`` it draws by :func:`jacobi.reject`. If it is not
+    ``watched``, only transformers' own row-wise processors and rules run between two tokens.
 
     A choice is a function of the logits at a node and of the noise of its index, so tokens can be chosen at all nodes
     before it is known which are visited. That is done where waiting for the device costs more (:meth:`look`); on a CPU
@@ -136,16 +134,10 @@ class Sampler:
         return chosen, self.noise.bring(max(max(tree.depths) for tree in trees))
 
     def alike(self, logits: Tensor) -> Hashable | None:
-        """Stands for all that makes a token of ``logits`` and noise; None where the text before counts, or something
-        that cannot be compared, or a list of the best decides. Samplers of which it is the same can choose for each
-        other."""
-        plain = self._prefix_free and not (self.records or self._lockstep or self._own_draws or self.is_argmax)
-        if (
-            not plain
-            or self._shortlist_for(logits) is not None
-            or self._settings is None
-            or (self._sample and self.noise is None)
-        ):
+        """Stands for all that makes a token of ``logits`` and noise: samplers of which it is the same can choose for
+        each other. None where the text before counts, or what cannot be compared, or a list of the best decides."""
+        other = self.records or self._lockstep or self._own_draws or self.is_argmax or self._shortlist_for(logits)
+        if other or not self._prefix_free or self._settings is None or (self._sample and self.noise is None):
             return None
         return self._sample, self._settings
 
@@ -214,9 +206,10 @@ class Sampler:
         self, trees: Sequence[TokenTree], places: Sequence[Place], like: Tensor, ahead: bool = False
     ) -> NoiseAt:
         assert self.noise is not None
-        at = [(row, len(self._sequences.written[row])) for row, _ in places]
         if ahead:
             at = [(row, self.noise.reachable(row, trees[row].depths[node])) for row, node in places]
+        else:
+            at = [(row, len(self._sequences.written[row])) for row, _ in places]
         return self.noise.at(at, like.shape[-1], ahead)
 
     def choose_alike(self, choices: Sequence[tuple["Sampler", ScoredPass, Place]]) -> list[int] | None:
@@ -237,8 +230,7 @@ class Sampler:
     def _chosen(
         self, trees: Sequence[TokenTree], places: Sequence[Place], processed: Tensor, ahead: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens ``[place, 1]``, and if they are drawn, each place's first probability ``[place, 1]``: where one is not
-        finite, none is."""
+        """Tokens ``[place, 1]``, and if drawn, each place's first probability ``[place, 1]``: finite if all are."""
         if not self._sample:
             return _argmax(processed), None
         chances = processed.softmax(-1)
@@ -262,11 +254,10 @@ class Sampler:
         self.check_finite(now, places)
         logits = now.scores.logits
         if len(places) == 1:
-            return self._copied(logits[places[0][0], places[0][1]][None])
+            return self._copied(logits[places[0]][None])
         if places == [(row, 0) for row in range(len(logits))]:
             return self._copied(logits[:, 0])
-        rows, nodes = send(places, logits.device).T
-        return self._copied(logits[rows, nodes])
+        return self._copied(logits[tuple(send(places, logits.device).T)])
 
     def _copied(self, logits: Tensor) -> Tensor:
         """Logits in float32; a copy where they are recorded, or processors may write into them."""

@@ -1,6 +1,7 @@
-"""The sequences of a batch: prompt, written tokens, and which have ended. Lists for the loop, tensors for prefixes."""
+"""The sequences of a batch: prompt, written tokens, and which have ended; and what is noted of tokens on request."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class Sequences:
         self.pad = pad_token(config)
         self.pads = any(hasattr(rule, "eos_token_id") for rule in criteria)  # after an end token
         ends = [rule.eos_token_id.flatten().tolist() for rule in criteria if isinstance(rule, EosTokenCriteria)]
-        self.end_tokens = frozenset(token for tokens in ends for token in tokens)
+        self.end_tokens = frozenset[int]().union(*ends)
         lengths = [rule.max_length for rule in criteria if isinstance(rule, MaxLengthCriteria)]
         self.max_length = min(lengths, default=self.prompt_length + _MOST_NEW)
         self._ended_at: dict[int, int] = {}  # new tokens of a sequence when it ended; what follows is padding
@@ -139,8 +140,39 @@ class Sequences:
         if self._ids.shape[1] < need:
             self._ids = torch.nn.functional.pad(self._ids, (0, max(64, need)), value=self.pad)
         for row, written in enumerate(self.written):
-            filled = self._filled[row]
-            if filled < len(written):
-                start, new = self.prompt_length + filled, written[filled:]
+            if new := written[self._filled[row] :]:
+                start = self.prompt_length + self._filled[row]
                 self._ids[row, start : start + len(new)] = send(new, self.device)
                 self._filled[row] = len(written)
+
+
+class Records:
+    """Scores and logits noted for each written token; false if nothing is asked for."""
+
+    def __init__(self, config: GenerationConfig, batch: int) -> None:
+        wanted = {"scores": config.output_scores, "logits": config.output_logits}
+        kinds = [kind for kind, asked in wanted.items() if asked and config.return_dict_in_generate]
+        self._lines: dict[str, list[dict[int, Tensor]]] = {kind: [{} for _ in range(batch)] for kind in kinds}
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def note(self, row: int, index: int, scores: Tensor, logits: Tensor) -> None:
+        """Note processed scores and logits ``[vocab]`` of a row's token ``index``."""
+        for kind, line in (("scores", scores), ("logits", logits)):
+            if kind in self._lines:
+                self._lines[kind][row][index] = line
+
+    def scores_of(self, row: int) -> tuple[Tensor, ...] | None:
+        """The scores of one row so far, ``[1, vocab]`` each; None if not asked for."""
+        scores = self._lines.get("scores")
+        return None if scores is None else tuple(line[None] for line in scores[row].values())
+
+    def of(self, kind: Literal["scores", "logits"], *, take: bool = False) -> tuple[Tensor, ...] | None:
+        """One ``[batch, vocab]`` for each index that all rows have; None if not asked for. With ``take`` they are then
+        noted no longer: what rows hold of an index goes as its batch is put together."""
+        rows = self._lines.pop(kind, None) if take else self._lines.get(kind)
+        if rows is None:
+            return None
+        lines = [(row.pop if take else row.__getitem__) for row in rows]
+        return tuple(torch.stack([line(index) for line in lines]) for index in range(min(map(len, rows))))

@@ -1,6 +1,7 @@
 """Draws that the best few logits decide, without the whole vocabulary's probabilities."""
 
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,19 +11,18 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
-from jacobi import Successors
+from jacobi import Successors, TokenTree
 from lookahead import _native
 from lookahead.runtime.scores import highest
 from lookahead.verify.exponential import NoiseAt
 
 _TIES = 8  # logits beyond ``top_k`` that are listed, because some may equal its last
 _LISTED = 64  # logits that are listed where there is no ``top_k``
-_LEAST_LISTED = 16  # that are enough if they are known already
 SURE, UNSURE = 1, 2  # where a token may be another one
 Pick = tuple[int, int]  # a token, and one of these
 _ROUNDING = 1e-6  # of a score, for each unit of what it is computed from: ten times float32's
 _TOO_NEAR = 1.0  # where logits are as large as that, plain decoding may find no probabilities
-_CLOSE = 1e-5  # the same for sums of chances
+_CLOSE = 10 * _ROUNDING  # the same for sums of chances
 _LARGEST = 1024  # top_k that is worth a list
 _NAMES = {
     logits_process.TemperatureLogitsWarper: "temperature",
@@ -52,12 +52,9 @@ class Shortlist:
 
     Sums and quotients are not rounded as plain decoding rounds them, so nothing is certain where two scores are as
     close as that, or where the best is of a token that may be cut or not. Then the whole vocabulary has to decide.
-
-    Attributes:
-        top_k: 0 = all tokens.
     """
 
-    top_k: int = 0
+    top_k: int = 0  # all tokens
     temperature: float = 1.0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -81,7 +78,7 @@ class Shortlist:
         self,
         raw: Tensor,
         node: int,
-        children: Sequence[Mapping[int, int]],
+        tree: TokenTree,
         lines: Sequence[memoryview | None],
         row: int = 0,
         said: Successors | None = None,
@@ -90,7 +87,7 @@ class Shortlist:
         drawn, as far as they are certain and ``lines`` go; of each line the noise of a ``row`` counts. Where what is
         ``said`` does not list enough, C finds the best of each node that it comes to."""
         raw = raw.cpu() if raw.dtype == torch.bfloat16 else raw.to("cpu", torch.float32)
-        least = min(raw.shape[1], self.top_k + 1 if self.top_k else _LEAST_LISTED)
+        least = min(raw.shape[1], self.top_k + 1 if self.top_k else _LISTED)
         ids: Any = None
         best: Any = None
         if said is not None and said.tokens.shape[1] >= least:
@@ -98,15 +95,15 @@ class Shortlist:
         view = (raw.view(torch.int16) if raw.dtype == torch.bfloat16 else raw).numpy().data
         warped = (self.temperature, self.top_k, self.top_p, self.min_p)
         how = node, row, warped, (_ROUNDING, _CLOSE, self._most())
-        return _native.speedups.drawn(view, ids, best, children, tuple(lines), how)
+        parents, tokens = array("i", tree.parents), array("i", tree.tokens)
+        return _native.speedups.drawn(view, ids, best, parents, tokens, tuple(lines), how)
 
     def _most(self) -> int:
         """How many logits a list should have."""
         return self.top_k + _TIES if self.top_k else _LISTED
 
     def listed(self, raw: Tensor, noise: NoiseAt) -> Tensor:
-        """Lists that :meth:`choices` needs of logits ``[place, vocab]`` with ``top_k``, made on their device: int32
-        ``[place, 3 count]``."""
+        """Lists for :meth:`choices`, of logits ``[place, vocab]``, where these are: int32 ``[place, 3 count]``."""
         logits, ids = highest(raw, min(raw.shape[1], self._most()))
         return torch.cat([ids.int(), logits.view(torch.int32), noise.of(ids).view(torch.int32)], dim=1)
 

@@ -24,8 +24,7 @@ class Stream:
         kind = type(streamer)
         harmless = kind.__module__ == streamers.__name__ or getattr(kind, "lookahead_draws_nothing", False)
         self.may_draw = not harmless
-        self._streamer = streamer
-        self._sequences = sequences
+        self._streamer, self._sequences = streamer, sequences
         self._noise: Noise | None = None
         self._put = 0
 
@@ -47,12 +46,11 @@ class Stream:
 
     def step(self) -> bool:
         """Put a token that has just been written; whether lines drawn ahead are void, as the streamer has drawn."""
-        noise = self._noise
-        if noise is not None:
-            noise.settle()
+        if self._noise is not None:
+            self._noise.settle()
         for index in range(self._put, self._complete()):
             self._tell(index)
-        return noise is not None and noise.renew()
+        return self._noise is not None and self._noise.renew()
 
     def close(self) -> None:
         self._streamer.end()

@@ -1,8 +1,8 @@
-"""Lossy acceptance: candidates are accepted by a rule of their own, not by what the model would have drawn. Both rules
-say which tokens may follow by the distribution at a candidate's parent, as logits processors leave it (Cai et al.,
-arXiv 2401.10774, section 2.3.1). The most likely token always may: at temperature 0 they are greedy decoding."""
+"""Lossy acceptance: candidates are accepted by a rule of their own, by the distribution at their parent, as logits
+processors leave it (Cai et al., arXiv 2401.10774, section 2.3.1). The most likely token always may follow: at
+temperature 0 both rules are greedy decoding."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,8 +37,7 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
 def check_paths(
     batch: int, processors: LogitsProcessorList, criteria: StoppingCriteriaList, *, in_lockstep: bool
 ) -> None:
-    """Refuse, for acceptance that decides about paths, processors with a state and, for several sequences, lockstep
-    and rules that may look at all of them."""
+    """Refuse processors with a state and, for several sequences, lockstep and rules that may look at all of them."""
     if in_lockstep and batch > 1:
         raise LookaheadError(
             "Lossy acceptance writes each row of a batch at its own pace, and the rows of this model can only "
@@ -73,21 +72,21 @@ def accepted(
         seen.update(zip(places, zip(processed, raw, strict=True), strict=True))
         return processed
 
-    def judge(places: Sequence[Place]) -> list[Mapping[int, float]]:
+    def judge(places: Sequence[Place]) -> list[dict[int, float]]:
         processed = look(places)
         values = processed.log_softmax(-1).masked_fill(~rule(processed), -torch.inf)
-        tokens = [list(now.trees[row].children[node]) for row, node in places]
-        lines = torch.tensor([line for line, under in enumerate(tokens) for _ in under], device=values.device)
-        columns = torch.tensor([token for under in tokens for token in under], device=values.device)
-        found = iter(values[lines, columns].tolist())
-        told = [dict(zip(under, found, strict=False)) for under in tokens]
-        return [{token: value for token, value in line.items() if value > -torch.inf} for line in told]
+        pairs = [(line, token) for line, (row, node) in enumerate(places) for token in now.trees[row].children[node]]
+        told: list[dict[int, float]] = [{} for _ in places]
+        found = values[tuple(torch.tensor(pairs, device=values.device).T)].tolist()
+        for (line, token), value in zip(pairs, found, strict=True):
+            if value > -torch.inf:
+                told[line][token] = value
+        return told
 
     kept = longest({row: now.trees[row] for row in rows}, judge, end_tokens)
     last = [(row, nodes[-1]) for row, nodes in kept.items()]
     last = [(row, node) for row, node in last if node == 0 or now.trees[row].tokens[node] not in end_tokens]
-    missing = [place for place in last if place not in seen]
-    if missing:
+    if missing := [place for place in last if place not in seen]:
         look(missing)
     best = torch.stack([seen[place][0] for place in last]).argmax(-1).tolist() if last else []
     bonus = {row: [token] for (row, _), token in zip(last, best, strict=True)}

@@ -83,8 +83,9 @@ class Verifier:
         in_lockstep |= watched or not end_together or by_turns or (timed and sequences.keep_up)
         lockstep = sequences.batch > 1 and in_lockstep and rule is None
         sequences.stay |= lockstep
-        how = sample, own_draws, lockstep, watched, everywhere, generator
-        self._sampler = Sampler(sequences, processors, config, *how)
+        self._sampler = Sampler(
+            sequences, processors, config, sample, own_draws, lockstep, watched, everywhere, generator
+        )
         self._sequences, self._criteria, self._limits, self._rule = sequences, criteria, limits, rule
         tells = stream is not None and rule is None and not own_draws and (watched or by_turns)
         self._stream = stream if tells else None
@@ -144,14 +145,14 @@ class Verifier:
         try:
             yield
         finally:
-            if self._sampler.noise is not None:
-                self._sampler.noise.settle()
+            if self.noise is not None:
+                self.noise.settle()
 
     def _decide(self, now: ScoredPass) -> Generator[Choice, list[int], None]:
         if self._mode == "lockstep":
             yield from self._walk(now, range(len(now.trees)))
             return
-        finished, noise = list(self._sequences.finished), self._sampler.noise
+        finished, noise = list(self._sequences.finished), self.noise
         if noise is not None:
             noise.begin()
         self._most_written = math.inf if noise is None else noise.limit()
@@ -203,9 +204,8 @@ class Verifier:
         return self._sampler.noise
 
     def recorded(self, kind: Literal["scores", "logits"]) -> tuple[Tensor, ...] | None:
-        """Scores or logits as ``generate`` returns them, ``[batch, vocab]`` for each index; None if not asked for. They
-        are handed out once."""
-        return self._sampler.records.taken(kind)
+        """Scores or logits as ``generate`` returns them, handed out once; None if not asked for."""
+        return self._sampler.records.of(kind, take=True)
 
     def _walk(self, now: ScoredPass, rows: Sequence[int]) -> Generator[Choice, list[int], None]:
         """:func:`jacobi.walk` several trees, depth by depth: one choice for all of them, then the stopping rules."""
@@ -249,7 +249,7 @@ class Verifier:
             now.paths[row].tokens.append(token)
             sequences.written[row].append(token)
         if not RULES_COME_FIRST:
-            _tell(self._stream, now)
+            self._tell(now)
         if self._mode == "lockstep":
             done = self._criteria(sequences.prefixes(), self._sampler.records.of("scores"))
             flags = torch.as_tensor(done).expand(sequences.batch).tolist()
@@ -259,17 +259,15 @@ class Verifier:
         for row in ended:
             sequences.finish(row)
         if RULES_COME_FIRST:
-            _tell(self._stream, now)
+            self._tell(now)
 
     def _ends(self, row: int, token: int) -> bool:
         sequences = self._sequences
         if self._simple_rules:
             return token in sequences.end_tokens or len(sequences.written[row]) >= sequences.most_new
-        done = self._criteria(sequences.texts([row]), self._sampler.records.scores_of(row))
-        return bool(done.item() if isinstance(done, Tensor) else done)
+        return bool(self._criteria(sequences.texts([row]), self._sampler.records.scores_of(row)))
 
-
-def _tell(stream: Stream | None, now: ScoredPass) -> None:
-    """Put the token that has just been written."""
-    if stream is not None and stream.step():
-        now.forget()
+    def _tell(self, now: ScoredPass) -> None:
+        """Put the token that has just been written."""
+        if self._stream is not None and self._stream.step():
+            now.forget()

@@ -35,7 +35,6 @@ def test_priors_are_shares(prior: float) -> None:
 
 def test_weights_start_from_priors() -> None:
     acceptance = Acceptance([source(0.2, 0.6), source(0.4, name="two")])
-    assert acceptance.names == ["one", "two"]
     assert acceptance.offsets == [0, 2 * SLOTS]
     assert len(acceptance.weights) == 3 * SLOTS
     for kind, prior in enumerate((0.2, 0.6, 0.4)):

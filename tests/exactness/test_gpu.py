@@ -58,7 +58,7 @@ def test_graphs_write_the_same_text(
         torch.cuda.manual_seed(1)
         ours = model.generate(**rows(batch), **settings, lookahead_strategy=strategy)
         assert torch.equal(plain, ours) and torch.equal(state, torch.cuda.get_rng_state())
-    assert (made[-1].route, made[-1].route_reason) == ("cuda graphs", None)
+    assert (made[-1].route, made[-1].executor.reason) == ("cuda graphs", None)
     assert captures
     assert any(graph.checked for arena in waiting(model) for graph in arena.graphs.values())
 

@@ -144,7 +144,7 @@ def test_a_failed_capture_leaves_nothing(way: str, made: list[Any], monkeypatch:
         ours = model.generate(ids(12), **settings, do_sample=False, lookahead_strategy=Lookahead(seed=0))
     assert torch.equal(plain, ours)
     assert made[-1].route == "static"
-    assert "could not be captured" in made[-1].route_reason
+    assert "could not be captured" in made[-1].executor.reason
     assert torch.cuda.current_stream() == stream
     assert not torch.cuda.is_current_stream_capturing()
     torch.rand(8, device="cuda").sum().item()

@@ -168,9 +168,9 @@ def test_the_boundary_is_where_the_model_changes(made: list[TreeModel]) -> None:
     for name, model in MODELS.items():
         assert boundary(ModelTraits.of(model), 12, [11]) is not None
         run(model, prompts(1), max_new_tokens=20, use_lookahead=True)
-        assert made[-1].fell_back is None, name
+        assert made[-1]._plain is None, name
         run(model, prompts(1), max_new_tokens=40, use_lookahead=True)
-        assert made[-1].fell_back is not None, name
+        assert made[-1]._plain is not None, name
     assert boundary(ModelTraits.of(MODELS["dynamic"]), 12, [11])[0] == 32  # type: ignore[index]
     assert boundary(ModelTraits.of(MODELS["dynamic"]), 50, [49])[0] == 50  # type: ignore[index]
     assert boundary(ModelTraits.of(MODELS["longrope"]), 50, [49]) is None

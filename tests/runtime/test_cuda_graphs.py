@@ -47,7 +47,7 @@ def test_graphs_follow_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = StandIn(monkeypatch)
     fused = view(model)
     assert grown(fused, 8) == expected
-    assert (fused.route, fused.route_reason) == ("cuda graphs", None)
+    assert (fused.route, fused.executor.reason) == ("cuda graphs", None)
     assert (stand_in.captured, stand_in.replayed) == (1, 7)
     assert all(graph.checked for graph in buffers_of(fused).graphs.values())
 
@@ -86,7 +86,7 @@ def test_a_wrong_graph_is_found_out(
     stand_in = StandIn(monkeypatch, **fault)
     fused = view(model)
     assert grown(fused, 8) == expected
-    assert (fused.route, fused.route_reason) == ("static", reason)
+    assert (fused.route, fused.executor.reason) == ("static", reason)
     assert stand_in.replayed == replayed
 
 
@@ -134,7 +134,7 @@ def test_a_model_that_reads_tensors_is_not_captured(monkeypatch: pytest.MonkeyPa
     fused = view(model)
     assert grown(fused, 5) == expected
     assert (fused.route, stand_in.captured) == ("static", 0)
-    assert fused.route_reason == "its Python reads tensors (_local_scalar_dense)"
+    assert fused.executor.reason == "its Python reads tensors (_local_scalar_dense)"
 
 
 def test_what_a_host_reads() -> None:
@@ -198,7 +198,7 @@ def test_a_failed_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         fused = view(model)
         assert grown(fused, 5) == expected
         assert fused.route == "static"
-        assert fused.route_reason is not None and "stream is capturing" in fused.route_reason
+        assert fused.executor.reason is not None and "stream is capturing" in fused.executor.reason
         fused.close()
         assert fused.route == "static"
 
@@ -206,7 +206,8 @@ def test_a_failed_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.no_grad()
 def test_only_so_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was replayed longest ago is forgotten first, with its mask."""
-    monkeypatch.setattr(static_buffers, "_MOST_GRAPHS", 2)
+    monkeypatch.setattr(static_buffers, "MOST_PASSES", 2)
+    static_buffers.release()
     StandIn(monkeypatch)
     fused = view(fresh_model("llama"))
     fused.prefill()

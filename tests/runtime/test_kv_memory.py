@@ -17,7 +17,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.draft.planner import Planner
-from lookahead.generation.observers import Observers
+from lookahead.generation.group import Observers
 from lookahead.models.names import CACHE
 from lookahead.runtime.cache import buffers
 from lookahead.runtime.cache.buffers import Extent, LayerBuffer
@@ -82,7 +82,7 @@ def test_peaks(layers: int, batch: int, static: bool, spread: None) -> None:
     hook.remove()
     assert peaks[1] <= peaks[0] + 0.15 + 1 / layers
     assert 1.15 < max(peaks[2:]) <= 1.5
-    assert counter.live() == (sum(part.nbytes for part in waiting(model)[0]._stock) if static else 0)
+    assert counter.live() == (sum(part.nbytes for part in waiting(model)[0].stock) if static else 0)
     assert counter.live() <= one * -(-(length + new + 64) // 256) * 256
     plain, _ = run(model, text(length, batch), max_new_tokens=new, **GREEDY)
     assert torch.equal(plain, ours)

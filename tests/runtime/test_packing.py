@@ -361,7 +361,7 @@ def test_a_long_call_goes_over_to_packed_weights_in_its_middle(monkeypatch: pyte
     run = TracedExecutor.run
 
     def noting(self: TracedExecutor, trees: Any) -> Any:
-        used.append(self.packed is not None and bool(self.packed.parts))
+        used.append(self.forward_pass.is_packed)
         return run(self, trees)
 
     monkeypatch.setattr(TracedExecutor, "run", noting)

@@ -39,7 +39,7 @@ SMALL = Lookahead(window_size=4, ngram_size=3, verification_set_size=3, seed=1, 
 def test_same_as_plain(name: str, batch: int, sample: bool, made: list[TreeModel]) -> None:
     """Every kind of model, alone and in a left-padded batch, greedy and sampled."""
     same_as_plain(tiny_model(name), prompts(batch), SMALL, max_new_tokens=24, do_sample=sample)
-    assert (made[-1].route, made[-1].route_reason) == ("static", None)
+    assert (made[-1].route, made[-1].executor.reason) == ("static", None)
 
 
 @pytest.mark.parametrize("strategy", [Jacobi(static=True, seed=1), Jacobi(static=True, mode="jacobi", block_size=40)])
@@ -53,7 +53,7 @@ def test_latent_attention(made: list[TreeModel]) -> None:
     """Keys and values of different sizes."""
     model = deepseek(first_k_dense_replace=2)
     same_as_plain(model, prompts(2), SMALL, max_new_tokens=20)
-    buffers = waiting(model)[0]._stock
+    buffers = waiting(model)[0].stock
     assert len({buffer.shape[-1] for buffer in buffers}) == 2
 
 
@@ -87,7 +87,7 @@ def test_token_types(made: list[TreeModel]) -> None:
 def test_buffers_grow(name: str, batch: int, made: list[TreeModel], monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that outgrows its buffers several times and passes through several spans."""
     monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 16)
-    monkeypatch.setattr(executor, "GRANULE", 16)
+    monkeypatch.setattr(executor, "ALIGNED", 16)
     spans: list[int] = []
     mask_of = StaticBuffers.mask_of
     monkeypatch.setattr(StaticBuffers, "mask_of", lambda own, *of: spans.append(of[1]) or mask_of(own, *of))
@@ -199,7 +199,7 @@ def test_leftovers_do_no_harm(made: list[TreeModel]) -> None:
     """A call that ends in NaN leaves nothing that the next one could see."""
     model = fresh_model("llama")
     run(model, prompts(1, 30), max_new_tokens=8, do_sample=False, lookahead_strategy=SMALL)
-    for buffer in waiting(model)[0]._stock:
+    for buffer in waiting(model)[0].stock:
         buffer.fill_(torch.nan)
     same_as_plain(model, prompts(1), SMALL, max_new_tokens=20)
 
@@ -223,7 +223,7 @@ def test_two_calls_at_once(made: list[TreeModel]) -> None:
     plain = [model.generate(**prompt, **settings).tolist() for prompt in inputs]
     texts = together(*(partial(model.generate, **each, lookahead_strategy=SMALL, **settings) for each in inputs))
     assert [text.tolist() for text in texts] == plain
-    places = [buffer.data_ptr() for arena in waiting(model) for buffer in arena._stock]
+    places = [buffer.data_ptr() for arena in waiting(model) for buffer in arena.stock]
     assert len(set(places)) == len(places)
 
 
@@ -301,7 +301,7 @@ def test_a_model_that_rejects_it(batch: int, made: list[TreeModel], monkeypatch:
     monkeypatch.setattr(GraphExecutor, "__init__", lambda *a, **k: original(*a, **k | {"required": False}))
     same_as_plain(model, prompts(batch), SMALL, max_new_tokens=20)
     assert made[-1].route == "dynamic"
-    assert "this many slots" in str(made[-1].route_reason)
+    assert "this many slots" in str(made[-1].executor.reason)
     assert made[-1].bucket(5) == 5
 
 
@@ -325,7 +325,7 @@ def test_a_rejection_is_remembered(made: list[TreeModel], monkeypatch: pytest.Mo
     assert tries(1, static=True) == 1
     monkeypatch.setattr(opening, "dynamic_reason", lambda *_: None)
     assert (tries(1), made[-1].route) == (0, "dynamic")
-    assert "this many slots" in str(made[-1].route_reason)
+    assert "this many slots" in str(made[-1].executor.reason)
     with pytest.raises(LookaheadError, match="static=True cannot be used: the model rejects"):
         tries(1, static=True)
     assert (tries(2), tries(2)) == (1, 0)
@@ -341,14 +341,14 @@ def test_choosing(made: list[TreeModel]) -> None:
         assert Lookahead.from_dict(strategy.to_dict()) == strategy
         run(model, prompts(1), max_new_tokens=4, do_sample=False, lookahead_strategy=strategy)
         assert made[-1].route == route
-        assert (made[-1].route_reason is None) == (route == "static")
+        assert (made[-1].executor.reason is None) == (route == "static")
 
 
 def test_a_tensor_of_the_callers(made: list[TreeModel]) -> None:
     """Buffers of a call that feeds tensors of its own are not used again: a graph would go on reading them."""
     model = fresh_model("llama")
     fused = tree_view(model, static=True, cache_position_bias=torch.zeros(1))
-    assert fused.executor._key() is None  # type: ignore[attr-defined]
+    assert executor.kind_of_call(fused.forward_pass) is None
 
 
 def test_a_short_call_after_a_long_one_has_buffers_of_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:

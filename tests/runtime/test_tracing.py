@@ -376,7 +376,7 @@ def test_calls_that_are_given_something_else(monkeypatch: pytest.MonkeyPatch) ->
     """What is not among a trace's inputs keeps a call from using it."""
     model = fresh_model("llama")
     warmed(model)
-    used = counting(monkeypatch, TracedExecutor, "_traced")
+    used = counting(monkeypatch, TracedExecutor, "_pass")
     settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "use_lookahead": True}
     model.generate(**prompts(1), **settings)
     assert used
@@ -402,7 +402,7 @@ def test_what_is_gained_is_told_against_transformers_own_passes(monkeypatch: pyt
 
 
 def test_the_oldest_of_many_kinds_has_to_pay_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "_KEPT_KINDS", 2)
+    monkeypatch.setattr(tracing, "MOST_PASSES", 2)
     monkeypatch.setattr(tracing, "record", lambda *given: "a trace")
     kinds = [replace(TREE, batch=batch) for batch in (1, 2, 3)]
     traces = Traces(None, missed={kind: Missed(40, 40.0) for kind in kinds})

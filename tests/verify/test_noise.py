@@ -141,7 +141,7 @@ def test_a_device_brings_lines_once(monkeypatch: pytest.MonkeyPatch) -> None:
     noise.told(brought.numpy())
     assert all((noise.line(1, index) == host[index]).all() for index in range(2, 9))
     assert noise.bring(2).numel() == 0, "all are there"
-    monkeypatch.setattr(room, "_MOST_BROUGHT", 2 * VOCAB * 4)
+    monkeypatch.setattr(room, "_BYTES_AT_ONCE", 2 * VOCAB * 4)
     assert len(noise.bring(9)) == 1
     noise.settle()
     torch.rand(1)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
 
-from jacobi import Successors
+from jacobi import Successors, TokenTree
 from lookahead import Lookahead, Scheduler, _native
 from lookahead.verify.exponential import NoiseAt, NoiseLine
 from lookahead.verify.shortlist import UNSURE, Shortlist
@@ -68,7 +68,7 @@ def drawn(shortlist: Shortlist, logits: torch.Tensor, noise: torch.Tensor, liste
         said = Successors(tokens.numpy(), values.numpy())
     if _native.speedups is None:
         return on_device(shortlist, logits.float(), noise)
-    return [shortlist.path(logits, row, [{}] * len(noise), [line.view], row, said)[0] for row in range(len(noise))]
+    return [shortlist.path(logits, row, TokenTree(0), [line.view], row, said)[0] for row in range(len(noise))]
 
 
 @pytest.mark.usefixtures("either_way")
@@ -186,18 +186,18 @@ def test_a_path_goes_on_as_far_as_it_is_certain() -> None:
         logits[node, token] = 9.0
     logits[2, 1] = 9.0
     lines = [each.numpy().data for each in noise]
-    children = [{3: 3, 5: 1}, {6: 2}, {1: 3, 7: 3}, {}]
+    tree = TokenTree.chain(0, [5, 6, 7])
     for raw in (logits, logits.bfloat16(), logits.half()):
-        path = Shortlist().path(raw, 0, children, lines)
+        path = Shortlist().path(raw, 0, tree, lines)
         assert path[:2] == [(5, 1), (6, 1)]
         assert [sure for _, sure in path[2:]] == [UNSURE]
-        assert Shortlist().path(raw, 0, children, lines[:1]) == [(5, 1)], "no more noise is known"
-        assert Shortlist().path(raw, 0, [{4: 1}, {}, {}, {}], lines) == [(5, 1)], "it was not drafted"
-        assert Shortlist().path(raw, 3, children, lines) == [(8, 1)]
-        assert Shortlist(top_k=1).path(raw, 0, children, lines)[:2] == [(5, 1), (6, 1)], "lists are made on the way"
+        assert Shortlist().path(raw, 0, tree, lines[:1]) == [(5, 1)], "no more noise is known"
+        assert Shortlist().path(raw, 0, TokenTree.chain(0, [4]), lines) == [(5, 1)], "it was not drafted"
+        assert Shortlist().path(raw, 3, tree, lines) == [(8, 1)]
+        assert Shortlist(top_k=1).path(raw, 0, tree, lines)[:2] == [(5, 1), (6, 1)], "lists are made on the way"
     values, tokens = logits.topk(16)
     said = Successors(tokens.numpy(), values.numpy())
-    assert Shortlist(top_k=1).path(logits, 0, children, lines, 0, said)[:2] == [(5, 1), (6, 1)]
+    assert Shortlist(top_k=1).path(logits, 0, tree, lines, 0, said)[:2] == [(5, 1), (6, 1)]
 
 
 @pytest.fixture

@@ -66,8 +66,6 @@ class LayerBuffer:
     Attributes:
         kind: shape, dtype, device and window of its entries.
         rows: sequences whose states it holds, the first ones of its rows; the others are free.
-        extent: how large it is to be.
-        on_host: whether it lies in the host's memory.
         span: first and last-plus-one slot of the pass that the views below are for.
         fresh: for each entry, the slots of the pass; unused with static shapes.
         history: for each entry, all slots up to the pass's last; with static shapes, up to the span's last.
@@ -75,17 +73,14 @@ class LayerBuffer:
     """
 
     def __init__(self, kind: Hashable, buffer: Tensor, extent: Extent, window: int | None = None) -> None:
-        self.kind = kind
-        self.window = window
-        self.first = self.oldest = 0
-        self._items: np.ndarray | None = None  # made when slots are moved: a compiled model may ask for buffers
-        self._use(buffer)
-        self.used = 0
+        self.kind, self.window, self.extent = kind, window, extent
+        self.first = self.oldest = self.used = 0
         self.rows = buffer.shape[1]
-        self.extent = extent
         self.span = (0, 0)
         self.fresh: tuple[Tensor, ...] = ()
         self.history: tuple[Tensor, ...] = ()
+        self._items: np.ndarray | None = None
+        self._use(buffer)
 
     @property
     def entries(self) -> int:
@@ -116,13 +111,12 @@ class LayerBuffer:
     def open_static(self, span: int) -> None:
         """Make the views for passes that read ``span`` slots, wherever they write."""
         if self.span != (-1, span):
-            self.span = (-1, span)
-            self.fresh = ()
+            self.span, self.fresh = (-1, span), ()
             self.history = self.buffer[:, :, :, :span].unbind(0)
 
     def add_rows(self, count: int, most: int) -> None:
         """Hold so many sequences more; there will never be more than ``most``."""
-        self.span = (0, 0)
+        self._close()
         rows = self.rows + count
         if rows > self.buffer.shape[1]:
             self._move(self.entries, self.buffer.shape[3], max(rows, min(most, 2 * self.rows)))
@@ -130,20 +124,19 @@ class LayerBuffer:
 
     def drop_row(self, row: int) -> None:
         """Hold a sequence no more; the last one takes its place."""
-        self.span, self.fresh, self.history = (0, 0), (), ()
+        self._close()
         self.rows -= 1
         if row < self.rows:
             self.buffer[:, row].copy_(self.buffer[:, self.rows])
 
     def move(self, rows: Slots, sources: Slots, targets: Slots) -> None:
-        """Copy slots of all entries, ``[move]`` from and to ``[move]`` of these rows: tensors where the buffer lies, or
-        arrays if that is the host's memory."""
+        """Copy slots of all entries, ``[move]`` from and to ``[move]`` of these rows: tensors, on the host arrays."""
         if self.first:
             sources, targets = sources - self.first, targets - self.first
         if not self.on_host or not self.buffer.numel():
             self.slots[rows, targets] = self.slots[rows, sources]
             return
-        if self._items is None:
+        if self._items is None:  # made only here: a compiled model may ask for buffers
             self._items = _items(self.slots)
         self._items[rows, targets] = self._items[rows, sources]
 
@@ -165,7 +158,8 @@ class LayerBuffer:
         gone = self.oldest - self.first
         if gone:
             self.buffer[..., : self.buffer.shape[3] - gone, :] = self.buffer[..., gone:, :].clone()
-            self.first, self.span = self.oldest, (0, 0)
+            self.first = self.oldest
+            self._close()
 
     def grow(self, capacity: int) -> None:
         """Go on with ``capacity`` slots, unless there are as many; those past the old ones are zero."""
@@ -180,7 +174,6 @@ class LayerBuffer:
     def _move(self, entries: int, capacity: int, rows: int = 0) -> None:
         old, slots = self.buffer, self.buffer.shape[3]
         rows = max(rows, old.shape[1])
-        self.span, self.fresh, self.history = (0, 0), (), ()
         with torch.inference_mode(old.is_inference()):  # a pass in inference mode may be what asks for it
             shape = (entries, rows, old.shape[2], capacity, old.shape[4])
             buffer = old.new_zeros(shape, pin_memory=old.is_pinned())
@@ -190,6 +183,11 @@ class LayerBuffer:
     def _use(self, buffer: Tensor) -> None:
         self.buffer, self.slots, self._items = buffer, buffer.permute(1, 3, 0, 2, 4), None
         self.on_host = on_host(buffer.device)
+        self._close()
+
+    def _close(self) -> None:
+        """Forget the views."""
+        self.span, self.fresh, self.history = (0, 0), (), ()
 
 
 def _items(slots: Tensor) -> np.ndarray:
@@ -199,17 +197,12 @@ def _items(slots: Tensor) -> np.ndarray:
 
 
 class Store:
-    """The buffers of one call, and what its layers know of the pass that runs.
-
-    Args:
-        types: of the model's layers in turn: those of one type are expected to have states of one shape.
-        on_host: keys and values lie in the host's memory, wherever the layers compute.
+    """The buffers of one call, and what its layers know of the pass that runs; the arguments are :class:`.TreeCache`'s.
 
     Attributes:
         reading: the prompt is being read: each layer appends to what it holds.
         base: afterwards, first slot of the pass's nodes.
         slots: with static shapes, where the pass writes, ``[node]``; None = at ``base`` and the slots after it.
-        layers: how many there are.
         places: of all states, in the order in which they turned up.
     """
 
@@ -223,36 +216,40 @@ class Store:
         self.places: list[Entry] = []
         self._types = types
         self._expected: dict[tuple[Hashable, str], Hashable] = {}
-        self._extent = Extent(0, 0)
+        self.extent = Extent(0, 0)
         self._allocate: Allocate | None = None
 
     def reserve(self, extent: Extent, allocate: Allocate | None) -> None:
         """Say how large buffers are to be, and where they come from; None = they are made."""
-        self._extent, self._allocate = extent, allocate
+        self.extent, self._allocate = extent, allocate
 
     def place(self, layer: int, name: str, states: Tensor, alike: int) -> Entry:
         """A free entry for a layer's states of this ``name``; ``alike`` of them a layer have their shape."""
         batch, heads, tokens, channels = states.shape
         device = torch.device("cpu") if self.on_host else states.device
         slides = layer < len(self._types) and self._types[layer] in (SLIDING, None)
-        window = self._extent.window if slides else None
+        window = self.extent.window if slides else None
         kind = (batch, heads, channels, states.dtype, device, window)
         group = next((group for group in self.groups if group.kind == kind and group.used < group.entries), None)
         if group is None:
-            slots = max(self._extent.first, self._extent.rounded(tokens))
+            slots = max(self.extent.first, self.extent.rounded(tokens))
             if window is not None:
-                slots = min(slots, self._extent.rounded(window + 1))
-            most = batch * heads * channels * max(slots, 0 if window else self._extent.most) * states.dtype.itemsize
+                slots = min(slots, self.extent.rounded(window + 1))
+            most = batch * heads * channels * max(slots, 0 if window else self.extent.most) * states.dtype.itemsize
             shape = (self._entries(layer, name, kind, alike, most), batch, heads, slots, channels)
-            group = LayerBuffer(kind, self._buffer(shape, states, device), self._extent, window)
+            if self._allocate is not None:
+                buffer = self._allocate(shape, states)
+            else:
+                pinned = self.on_host and torch.cuda.is_available()
+                buffer = torch.empty(shape, dtype=states.dtype, device=device, pin_memory=pinned)
+            group = LayerBuffer(kind, buffer, self.extent, window)
             self.groups.append(group)
         self.places.append((group, group.used))
         group.used += 1
         return self.places[-1]
 
     def _entries(self, layer: int, name: str, kind: Hashable, alike: int, most: int) -> int:
-        """Number of entries of up to ``most`` bytes in the next buffer of a kind: as many as are expected, or few and
-        then more of them."""
+        """Entries, of up to ``most`` bytes, of a kind's next buffer: as many as are expected, or few and then more."""
         own = self._types[layer] if layer < len(self._types) else None
         everything = 2 * len(self._types)
         spread = max(1, min(_SPREAD, everything * most // _LEAST_BYTES))
@@ -263,21 +260,10 @@ class Store:
             return min(max(entries, alike), more) if entries > 0 else more
         return entries
 
-    def _buffer(self, shape: tuple[int, ...], like: Tensor, device: torch.device) -> Tensor:
-        if self._allocate is not None:
-            return self._allocate(shape, like)
-        pinned = self.on_host and torch.cuda.is_available()
-        return torch.empty(shape, dtype=like.dtype, device=device, pin_memory=pinned)
-
-    @property
-    def extent(self) -> Extent:
-        """Size that buffers are to have."""
-        return self._extent
-
     def widen(self, extent: Extent) -> None:
         """Let all buffers become as large as this says, if it says more than what was said before."""
-        if extent.most > self._extent.most:
-            self._extent = extent
+        if extent.most > self.extent.most:
+            self.extent = extent
             for group in self.groups:
                 group.extent = extent
 

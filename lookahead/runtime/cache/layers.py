@@ -21,8 +21,7 @@ class TreeLayer(DynamicLayer):
     """One layer's keys and values: entries of buffers that all layers share.
 
     Attributes:
-        key_entry, value_entry: where they lie; None = there are none yet.
-        index_entry: where an indexer's keys lie.
+        key_entry, value_entry, index_entry: where these and an indexer's keys lie; None = there are none yet.
         length: tokens of the prompt so far.
     """
 
@@ -47,9 +46,9 @@ class TreeLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append a pass's keys and values ``[batch, head, node, channel]``; return all there are now."""
-        if self.key_entry is None or self.value_entry is None:
+        if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            assert self.key_entry is not None and self.value_entry is not None
+        assert self.key_entry is not None and self.value_entry is not None
         store = self._store
         if store.reading:
             self.device = key_states.device
@@ -85,8 +84,7 @@ class TreeLayer(DynamicLayer):
 
     def entries(self) -> list[Entry]:
         """Where its states lie, as far as it has any."""
-        places = self.key_entry, self.value_entry, self.index_entry
-        return [place for place in places if place is not None]
+        return [place for place in (self.key_entry, self.value_entry, self.index_entry) if place is not None]
 
     def lengths(self) -> set[int]:
         """Number of the prompt's tokens that its entries hold."""
@@ -112,8 +110,7 @@ class TreeLayer(DynamicLayer):
 
     @property
     def keys(self) -> Tensor | None:
-        """``[batch, head, slot, channel]`` of the slots it holds; only models that look past :meth:`update` read it
-        (Mllama)."""
+        """``[batch, head, slot, channel]`` of the slots it holds, for models that look past :meth:`update` (Mllama)."""
         return self._states(self.key_entry)
 
     @keys.setter

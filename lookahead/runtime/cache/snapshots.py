@@ -55,7 +55,6 @@ class Snapshot:
         self._copies: list[dict[tuple[str, int], Tensor]] = [{} for _ in self._recurrent]
         self._flags: list[dict[int, bool]] = [{} for _ in self._recurrent]
         self._fields: list[dict[str, Any]] = []
-        self.taken = False
 
     def take(self) -> None:
         for place, layer in enumerate(self._recurrent):
@@ -75,7 +74,6 @@ class Snapshot:
             else _fields(layer)
             for layer in self._attention
         ]
-        self.taken = True
 
     def restore(self) -> None:
         """Put the cache back; may be done again, until :meth:`take`."""

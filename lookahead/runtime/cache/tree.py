@@ -1,8 +1,5 @@
 """The KV cache of tree forwards: preallocated buffers that keep chosen slots, ragged over the batch.
 
-The prompt's pass writes into them already, see `runtime.cache.buffers`. Sliding-window layers hold little more than
-their window where that is known to be enough, else every slot: windows are the mask's.
-
 A pass writes its nodes at slots ``base .. base+T-1`` of every sequence; ``base`` is the longest one's length. What a
 shorter one has between its own length and ``base`` is masked out and later overwritten. With static shapes
 (`runtime.cuda_graphs`) a pass writes at slots that a tensor holds, and reads a fixed number of slots. An offloaded
@@ -45,10 +42,7 @@ class TreeCache(Cache):
         else:
             super().__init__(layers=[TreeLayer(self._store) for _ in range(n_layers)])
         self.lengths: list[int] = []
-
-    @property
-    def on_host(self) -> bool:
-        return self._store.on_host
+        self.on_host = on_host
 
     @property
     def base(self) -> int:
@@ -85,8 +79,7 @@ class TreeCache(Cache):
                 source.keys = source.values = None
 
     def consolidate(self) -> None:
-        """The prompt has been read: its last token now counts as the one node of the prompt's own pass, so that it is
-        kept like any other."""
+        """The prompt has been read: its last token counts as the one node of its pass, to be kept like any other."""
         lengths = set[int]().union(*(layer.lengths() for layer in self.layers if layer.is_initialized))
         if len(lengths) > 1:
             raise LookaheadError(
@@ -143,8 +136,7 @@ class TreeCache(Cache):
             group.slots[rows, targets] = group.slots[rows, sources]
 
     def open_views(self, nodes: int) -> list[Tensor]:
-        """Views that a pass over ``nodes`` nodes writes to, for all states in the order in which they turned up, and
-        then those that it reads."""
+        """Views that a pass over ``nodes`` nodes writes to, for all states as they turned up, then those it reads."""
         start, stop = self.base, self.base + nodes
         for group in self._store.groups:
             group.open(start, stop)

@@ -1,8 +1,5 @@
-"""Memory of passes with static shapes: packed inputs, buffers and graphs, kept for a model's next call.
-
-They wait in a weak dictionary, up to some bytes a model. A call takes what it uses out of it, so two calls at once
-never share a buffer.
-"""
+"""Memory of passes with static shapes: packed inputs, buffers and graphs, kept for a model's next call, up to some
+bytes a model. A call takes what it uses, so two calls at once never share a buffer."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -15,18 +12,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import TokenTree
-from lookahead._per_model import PerModel
+from lookahead._per_model import MOST_PASSES, PerModel
 from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.forward import TreeForward
-from lookahead.runtime.masks import ancestor_words
+from lookahead.runtime.masks import ALIGNED, ancestor_words
 from lookahead.runtime.split_attention import may_plan
 
 _BUCKETS = (1, 8, 16, 32, 64, 128)
 _LEAST_SPAN = 256  # slots
 MOVES = 32  # accepted nodes a row that the pass itself moves; longer paths are moved before it
-_MOST_GRAPHS = 64  # graphs kept for one set of buffers; the one that was replayed longest ago goes first
-GRANULE = 64  # slots
 # What waits for a model's next calls takes at most half of what its weights take, or this: where the weights fit, this
 # does, and a server's few kinds of calls do.
 _LEAST_BUDGET = 16 << 20  # bytes
@@ -55,18 +50,12 @@ def span_of(slots: int) -> int:
 @dataclass(slots=True)
 class Graph:
     """A captured pass. It is ``checked`` once its first replay gave what the pass itself gives, and a replay of a pass
-    with as many nodes did so at another base.
-
-    Attributes:
-        outputs: of the pass, overwritten by every replay.
-        base: of the pass it was captured in.
-        held: what the graph reads and does not own.
-    """
+    with as many nodes did so at another base."""
 
     replay: Callable[[], None]
-    outputs: Outputs
-    base: int
-    held: Any
+    outputs: Outputs  # of the pass, overwritten by every replay
+    base: int  # of the pass it was captured in
+    held: Any  # what the graph reads and does not own
     checked: bool = False
 
 
@@ -91,13 +80,12 @@ class Inputs:
         self._host = torch.zeros(sum(sizes), dtype=torch.long, pin_memory=device.type == "cuda")
         self._device = torch.zeros(sum(sizes), dtype=torch.long, device=device)
         host, parts = (
-            {name: part.view(shape) for (name, shape), part in zip(shapes.items(), packed.split(sizes), strict=True)}
+            [part.view(shape) for shape, part in zip(shapes.values(), packed.split(sizes), strict=True)]
             for packed in (self._host, self._device)
         )
-        self.host: dict[str, np.ndarray] = {name: part.numpy() for name, part in host.items()}
-        self.tokens, self.depths, self.ancestors = parts["tokens"], parts["depths"], parts["ancestors"]
-        self.roots, self.lengths, self.base = parts["roots"], parts["lengths"], parts["base"]
-        self.sources, self.targets = parts["sources"], parts["targets"]
+        self.host: dict[str, np.ndarray] = {name: part.numpy() for name, part in zip(shapes, host, strict=True)}
+        self.tokens, self.depths, self.ancestors, *others = parts
+        self.roots, self.lengths, self.base, self.sources, self.targets = others
         self.counting = torch.arange(nodes, device=device)
         self._words = words
         # A node that only fills up the bucket sees itself alone.
@@ -138,46 +126,29 @@ def padded_moves(moves: list[list[tuple[int, int]]], width: int) -> np.ndarray:
 
 
 class StaticBuffers:
-    """Buffers and graphs of one batch size, used by one call at a time. Holds nothing that holds the model.
-
-    Attributes:
-        key: stands for the kind of call that they serve, see :func:`lease`.
-        capacity: slots of every buffer, a multiple of ``GRANULE``.
-        extent: how many the call needs.
-        shown: bool ``[batch, capacity]``; False where the prompt has padding or holes.
-        padding: ``[batch]``, slots before each sequence's first token.
-        types: ``[batch, 1]``, the token type that is carried on.
-        graphs: by (nodes, span); the most recently replayed last.
-        warm: buckets, and (nodes, span), with the threads in which passes of theirs have been run for captures.
-        follow: buckets of which a graph was seen to follow the history.
-        long: passes over long histories, so far.
-        failure: why passes are not captured any more.
-        proven: a pass has run to its end.
-        plain_ms: milliseconds that a pass over one node takes without a graph; None = that is not known.
-        pool: memory that all graphs share, since only one of them runs at a time.
-        stream: where passes are captured.
-    """
+    """Buffers and graphs of one batch size, used by one call at a time. Holds nothing that holds the model; ``key``
+    stands for the kind of call that they serve, see :func:`lease`."""
 
     def __init__(self, batch: int, dtype: torch.dtype, device: torch.device, key: Any = None) -> None:
         self.batch, self.dtype, self.device, self.key = batch, dtype, device, key
-        self.capacity = 0
-        self.extent = Extent(0, 0, GRANULE)
-        self.padding = torch.zeros(batch, dtype=torch.long, device=device)
-        self.types = torch.zeros((batch, 1), dtype=torch.long, device=device)
+        self.capacity = 0  # slots of every buffer, a multiple of ALIGNED
+        self.extent = Extent(0, 0, ALIGNED)  # says how many the call needs
+        self.padding = torch.zeros(batch, dtype=torch.long, device=device)  # slots before each sequence's first token
+        self.types = torch.zeros((batch, 1), dtype=torch.long, device=device)  # the token type that is carried on
         self.rows = torch.arange(batch, device=device)[:, None]
         self.bits = torch.arange(64, device=device)
         self.inputs: dict[int, Inputs] = {}
-        self.graphs: dict[tuple[int, int], Graph] = {}
-        self.warm: set[tuple[int, ...]] = set()
-        self.follow: set[int] = set()
-        self.long = 0
-        self.failure: str | None = None
-        self.proven = False
-        self.plain_ms: float | None = None
-        self.pool: Any = None
-        self.stream: Any = None
+        self.graphs: dict[tuple[int, int], Graph] = {}  # by (nodes, span); the most recently replayed last
+        self.warm: set[tuple[int, ...]] = set()  # buckets, and (nodes, span), run for captures, with their threads
+        self.follow: set[int] = set()  # buckets of which a graph was seen to follow the history
+        self.long = 0  # passes over long histories, so far
+        self.failure: str | None = None  # why passes are not captured any more
+        self.proven = False  # a pass has run to its end
+        self.plain_ms: float | None = None  # of a pass over one node without a graph; None = that is not known
+        self.pool: Any = None  # memory that all graphs share, since only one of them runs at a time
+        self.stream: Any = None  # where passes are captured
         self._masks: dict[tuple[int, int], Tensor] = {}
-        self._stock: list[Tensor] = []
+        self.stock: list[Tensor] = []  # an earlier call's buffers of the KV cache
         self._resize(0)
 
     def forget_passes(self) -> None:
@@ -189,7 +160,8 @@ class StaticBuffers:
     def _resize(self, capacity: int) -> None:
         self.capacity = capacity
         self.forget_passes()
-        self._stock.clear()
+        self.stock.clear()
+        # [batch, capacity]; False where the prompt has padding or holes
         self.shown = torch.ones((self.batch, capacity), dtype=torch.bool, device=self.device)
         self.columns = torch.arange(capacity, device=self.device)
 
@@ -200,7 +172,7 @@ class StaticBuffers:
         self.extent = extent
         slots = extent.most if at_once else extent.first
         most = 2 * extent.most if self.graphs else extent.most
-        large = self.capacity > most and sum(buffer.nbytes for buffer in self._stock) > spare
+        large = self.capacity > most and sum(buffer.nbytes for buffer in self.stock) > spare
         if slots > self.capacity or large:
             self._resize(slots)
         else:
@@ -210,15 +182,11 @@ class StaticBuffers:
         """A buffer of zeros: an earlier call's where there is one of this shape. Those of one shape come in the order
         in which they were given back, so that each layer gets its own, which graphs read."""
         shape = (*shape[:3], self.capacity, shape[4])
-        for place, known in enumerate(self._stock):
+        for place, known in enumerate(self.stock):
             if (known.shape, known.dtype) == (shape, like.dtype):
-                return self._stock.pop(place).zero_()  # what an earlier call left there may not even be finite
+                return self.stock.pop(place).zero_()  # what an earlier call left there may not even be finite
         self.graphs.clear()
         return sparing(lambda: like.new_zeros(shape))
-
-    def take_back(self, buffers: Sequence[Tensor]) -> None:
-        """Keep a call's buffers for the next one."""
-        self._stock = list(buffers)
 
     def widen(self, capacity: int) -> None:
         """The call's buffers have ``capacity`` slots now; what is known of the prompt stays."""
@@ -231,7 +199,7 @@ class StaticBuffers:
     def nbytes(self) -> int:
         """Bytes that wait here, as far as they can be counted: what graphs use inside of passes is not."""
         told = [part for graph in self.graphs.values() for part in (graph.outputs.logits, *graph.outputs.hidden)]
-        return sum(tensor.nbytes for tensor in (*self._stock, *self._masks.values(), *told))
+        return sum(tensor.nbytes for tensor in (*self.stock, *self._masks.values(), *told))
 
     def inputs_of(self, nodes: int) -> Inputs:
         if nodes not in self.inputs:
@@ -256,7 +224,7 @@ class StaticBuffers:
 
     def add(self, key: tuple[int, int], graph: Graph) -> None:
         """Remember a graph, and forget the one that was replayed longest ago if there are too many."""
-        while len(self.graphs) >= _MOST_GRAPHS:
+        while len(self.graphs) >= MOST_PASSES:
             oldest = next(iter(self.graphs))
             del self.graphs[oldest], self._masks[oldest]
         self.graphs[key] = graph
@@ -272,15 +240,14 @@ def lease(model: PreTrainedModel, key: Any, batch: int, dtype: torch.dtype, devi
     """Buffers that no other call uses: some that wait for this kind of call, or new ones. ``key`` is the model's
     fingerprint, and what else the kind of call depends on; None = its buffers serve it alone. Buffers of what the model
     was before something of it was changed are dropped."""
-    buffers = None
-    if key is not None:
-        with _lock:
-            waiting = _waiting.of(model)
-            waiting[:] = [entry for entry in waiting if entry[0][0] == key[0]]
-            known = next((index for index, (other, _) in enumerate(waiting) if other == key), None)
-            buffers = None if known is None else waiting.pop(known)[1]
-    if buffers is None:
-        return StaticBuffers(batch, dtype, device, key)
+    with _lock:
+        waiting = [] if key is None else _waiting.of(model)
+        waiting[:] = [entry for entry in waiting if entry[0][0] == key[0]]
+        found = next((entry for entry in waiting if entry[0] == key), None)
+        if found is None:
+            return StaticBuffers(batch, dtype, device, key)
+        waiting.remove(found)
+    buffers = found[1]
     if device.type == "cuda":  # an earlier call's work may still read what this one writes
         with capturing:
             torch.cuda.synchronize(device)
@@ -291,7 +258,7 @@ def give_back(model: PreTrainedModel, buffers: StaticBuffers, cache: Sequence[Te
     """Let ``buffers``, and the buffers of the KV cache, wait for the model's next call."""
     if buffers.key is None:
         return
-    buffers.take_back(cache)
+    buffers.stock = list(cache)
     left = max(_LEAST_BUDGET, weight_bytes(model) // 2)
     with _lock:
         waiting = _waiting.of(model)
@@ -332,12 +299,9 @@ def waiting(model: PreTrainedModel) -> list[StaticBuffers]:
     return [buffers for _, buffers in _waiting.of(model)]
 
 
-def release(model: PreTrainedModel | None = None) -> None:
-    """Free the buffers and graphs that wait for a model's next call; None = of every model."""
-    if model is None:
-        _waiting.clear()
-    else:
-        _waiting.take(model)
+def release() -> None:
+    """Free the buffers and graphs that wait for any model's next call."""
+    _waiting.clear()
 
 
 def sparing(allocate: Callable[[], _T]) -> _T:

@@ -2,10 +2,8 @@
 
 A pass rounds its nodes up to a bucket and its slots up to a span. Everything that changes from pass to pass (tokens,
 depths, branches, lengths, what the last pass kept) reaches the device in one packed transfer. Masks, positions and
-slots are computed there, and the accepted slots of the pass before are moved by index at the start of the next one. So
-a pass is one transfer and one replay, and all that comes back is what `runtime.scores` fetches.
-
-The same operations run without a graph on any device: when a capture fails, and in tests on a CPU.
+slots are computed there, and the accepted slots of the pass before are moved by index at the start of the next one. The
+same operations run without a graph on any device: when a capture fails, and in tests on a CPU.
 """
 
 import threading
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from jacobi import LookaheadError, TokenTree
-from lookahead._per_model import PerModel
+from lookahead._per_model import MOST_KINDS, PerModel
 from lookahead.models.compat import MODEL_ERRORS
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.hidden_states import Outputs
@@ -25,7 +23,6 @@ from lookahead.models.names import CACHE
 from lookahead.runtime.attention import tree_forward
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cuda_graphs.buffers import (
-    GRANULE,
     MOVES,
     Graph,
     Inputs,
@@ -40,12 +37,12 @@ from lookahead.runtime.cuda_graphs.buffers import (
     sparing,
 )
 from lookahead.runtime.cuda_graphs.capture import capture, on_side_stream, timed
-from lookahead.runtime.executor import EagerExecutor
+from lookahead.runtime.executor import Executor
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.host_reads import HostReads
-from lookahead.runtime.masks import StaticPlaces, static_masks
-from lookahead.runtime.scores import fetch
+from lookahead.runtime.masks import ALIGNED, StaticPlaces, static_masks
+from lookahead.runtime.scores import fetch, send
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,6 @@ class _Pass:
 
 # Models that rejected a pass with static shapes: in which kinds of calls, and why; the last one last.
 _rejections: PerModel[list[tuple[Any, str]]] = PerModel(list)
-_MOST_REJECTIONS = 8  # kinds of calls of one model that are remembered
 
 
 def kind_of_call(forward: TreeForward) -> tuple[Any, ...] | None:
@@ -81,45 +77,47 @@ def rejection(forward: TreeForward) -> str | None:
     return next((reason for other, reason in list(known) if other == kind), None)
 
 
-class GraphExecutor:
-    """Runs passes of static shape (implements :class:`lookahead.runtime.executor.Executor`). A model that rejects the
-    first one is run eagerly from there on; with ``required`` an error is raised. ``graphs``: capture passes as CUDA
-    graphs; None = on a CUDA device."""
+class GraphExecutor(Executor):
+    """Runs passes of static shape. A model that rejects the first one is run eagerly from there on; with ``required``
+    an error is raised. ``graphs``: capture passes as CUDA graphs; None = on a CUDA device."""
 
     keeps_buffers = True
 
     def __init__(self, forward: TreeForward, *, required: bool = False, graphs: bool | None = None) -> None:
-        self.reason: str | None = None
-        self.plain_ms: float | None = None
-        self.typical = True
-        self._forward = forward
+        super().__init__(forward)
+        self._plain_ms: float | None = None
         self._layout = forward.layout
         self._required = required
         self._device = forward.layout.device
         self._captures = self._device.type == "cuda" if graphs is None else graphs
         self._buffers: StaticBuffers | None = None
-        self._eager: EagerExecutor | None = None  # once the model has rejected a static pass
+        self._rejected = False  # the model has rejected a static pass
         self._moves: list[list[tuple[int, int]]] = []
         self._sound = False  # no pass was broken off, so the buffers may serve another call
 
     @property
     def route(self) -> str:
         """``"cuda graphs"``; ``"static"`` where nothing is captured, ``"dynamic"`` where the model rejects it."""
-        if self._eager is not None:
-            return self._eager.route
-        failed = self.reason is not None or (self._buffers is not None and self._buffers.failure is not None)
+        if self._rejected:
+            return "dynamic"
+        failed = self._reason is not None or (self._buffers is not None and self._buffers.failure is not None)
         return "cuda graphs" if self._captures and not failed else "static"
 
+    @property
+    def plain_ms(self) -> float | None:
+        return self._plain_ms
+
     def reserve(self, extent: Extent) -> None:
-        forward = self._forward
-        buffers = self._buffers = lease(forward.model, self._key(), forward.batch, forward.traits.dtype, self._device)
-        self.plain_ms = buffers.plain_ms
+        forward, kind = self.forward_pass, kind_of_call(self.forward_pass)
+        key = None if kind is None else (*kind, self._captures)
+        buffers = self._buffers = lease(forward.model, key, forward.batch, forward.traits.dtype, self._device)
+        self._plain_ms = buffers.plain_ms
         at_once = self._captures and is_small(forward, extent.most)
-        buffers.reserve(replace(extent, granule=GRANULE), at_once=at_once, spare=spare_bytes(forward.model))
+        buffers.reserve(replace(extent, granule=ALIGNED), at_once=at_once, spare=spare_bytes(forward.model))
         forward.layout.cache.reserve(buffers.extent, buffers.allocate)
 
     def open(self) -> None:
-        forward, layout, buffers = self._forward, self._layout, self._buffers
+        forward, layout, buffers = self.forward_pass, self._layout, self._buffers
         assert buffers is not None  # reserved
         layout.cache.consolidate()
         buffers.widen(min(buffer.shape[3] for buffer in layout.cache.buffers))  # a prompt longer than it seemed
@@ -131,29 +129,20 @@ class GraphExecutor:
             buffers.types.copy_(forward.token_types[:, -1:])
         self._sound = True
 
-    def _key(self) -> object:
-        """Stands for the kinds of calls that can use each other's buffers; None = for this one alone."""
-        kind = kind_of_call(self._forward)
-        return None if kind is None else (*kind, self._captures)
-
     def close(self) -> None:
         """Give buffers and graphs back for the model's next call. The KV cache is gone after it."""
-        if self._eager is not None:
-            self._eager.close()
         buffers, self._buffers = self._buffers, None
         if buffers is not None and self._sound:
-            give_back(self._forward.model, buffers, self._layout.cache.buffers)
+            give_back(self.forward_pass.model, buffers, self._layout.cache.buffers)
 
     def bucket(self, nodes: int) -> int:
-        return nodes if self._eager is not None else bucket_of(nodes)
+        return nodes if self._rejected else bucket_of(nodes)
 
     def run(self, trees: Sequence[TokenTree]) -> Outputs:
         buffers = self._buffers
-        if self._eager is not None or buffers is None:
-            assert self._eager is not None
-            outputs = self._eager.run(trees)
-            self.typical = self._eager.typical
-            return outputs
+        if self._rejected:
+            return super().run(trees)
+        assert buffers is not None  # reserved
         self.typical = True
         width = max(map(len, trees))
         self._sound = False
@@ -163,24 +152,27 @@ class GraphExecutor:
             if buffers.proven or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = f"the model rejects a pass with static shapes ({type(error).__name__}: {error})"
-            self._remember(reason)
+            kind, known = kind_of_call(self.forward_pass), _rejections.of(self.forward_pass.model)
+            if kind is not None:  # the model's next calls of this kind are spared the attempt
+                known[:] = [each for each in known if each[0][0] == kind[0]][1 - MOST_KINDS :] + [(kind, reason)]
             if self._required:
                 raise LookaheadError(refusal(reason)) from error
-            self._eager = self._leave(buffers, reason)
+            self._leave(buffers, reason)
+            outputs = super().run(trees)
             self.typical = False
-            return self._eager.run(trees)
+            return outputs
         buffers.proven = self._sound = True
         return Outputs(outputs.logits[:, :width], tuple(states[:, :width] for states in outputs.hidden))
 
     def keep(self, chosen: Sequence[Sequence[int]]) -> None:
         """Count the nodes; the next pass moves their keys and values."""
-        if self._eager is not None:
-            self._eager.keep(chosen)
+        if self._rejected:
+            super().keep(chosen)
         else:
             self._moves = self._layout.cache.advance(chosen)
 
     def _prepare(self, buffers: StaticBuffers, trees: Sequence[TokenTree], nodes: int) -> _Pass:
-        cache, forward = self._layout.cache, self._forward
+        cache, forward = self._layout.cache, self.forward_pass
         reach = cache.base + nodes
         if reach > buffers.capacity:
             self.typical = False
@@ -212,12 +204,6 @@ class GraphExecutor:
 
         return _Pass(run, inputs, (nodes, span))
 
-    def _remember(self, reason: str) -> None:
-        """Spare the model's next calls of this kind the attempt."""
-        kind, known = kind_of_call(self._forward), _rejections.of(self._forward.model)
-        if kind is not None:
-            known[:] = [entry for entry in known if entry[0][0] == kind[0]][1 - _MOST_REJECTIONS :] + [(kind, reason)]
-
     def _grow(self, buffers: StaticBuffers, slots: int) -> None:
         """Go on in buffers that have ``slots``, and more where there is memory for it."""
         cache, extent = self._layout.cache, buffers.extent
@@ -233,7 +219,7 @@ class GraphExecutor:
     def _replayed(self, buffers: StaticBuffers, step: _Pass) -> Outputs:
         """Replay the pass; or run it, and capture it if passes like it have been run before."""
         if not self._captures or buffers.failure is not None:
-            self.reason = buffers.failure
+            self._reason = buffers.failure
             return step.run()
         graph = buffers.graphs.pop(step.key, None)
         self.typical &= graph is not None and graph.checked
@@ -260,7 +246,7 @@ class GraphExecutor:
                 return self._warmed(buffers, step)
             self._fail(buffers, f"a pass could not be captured ({type(error).__name__}: {error})")
             return step.run()
-        graph = Graph(replay, outputs, self._layout.cache.base, self._forward.rules)
+        graph = Graph(replay, outputs, self._layout.cache.base, self.forward_pass.rules)
         buffers.add(step.key, graph)
         return self._compared(buffers, step, graph)
 
@@ -274,12 +260,11 @@ class GraphExecutor:
 
     def _compared(self, buffers: StaticBuffers, step: _Pass, graph: Graph) -> Outputs:
         """Run the pass itself, and compare a replay with it: no kernel may have escaped the capture and, once the base
-        is another one, no slot may be frozen in it. Costs one pass and one answer from the device, twice for the first
-        graph of a bucket and once for its others, which follow the history as that one does."""
+        is another one, no slot may be frozen in it. That is done for the first graph of a bucket alone."""
         old, new = graph.base, self._layout.cache.base
         outputs, taken_ms = timed(step.run, buffers.device)
         if step.key[0] == 1:
-            self.plain_ms = buffers.plain_ms = taken_ms
+            self._plain_ms = buffers.plain_ms = taken_ms
         step.inputs.settle()
         places = [buffer[..., old : old + step.key[0], :] for buffer in self._layout.cache.buffers if old != new]
         before = [place.clone() for place in places]
@@ -300,25 +285,22 @@ class GraphExecutor:
         finite = expected.isfinite()
         difference = torch.where(finite, (replayed - expected).abs(), 0.0).max()
         spread = expected[finite].std() if finite.any() else difference.new_ones(())
-        allowed = max(1e-3, 32 * torch.finfo(self._forward.traits.dtype).eps)
+        allowed = max(1e-3, 32 * torch.finfo(self.forward_pass.traits.dtype).eps)
         return bool(difference <= allowed * (spread + 1e-9))
 
     def _fail(self, buffers: StaticBuffers, reason: str) -> None:
-        self.reason = buffers.failure = reason
+        self._reason = buffers.failure = reason
         buffers.graphs.clear()
 
     def flush(self) -> None:
         """Make the moves that are still waiting for a pass."""
         buffers, width = self._buffers, max(map(len, self._moves), default=0)
         if width and buffers is not None:
-            pairs = torch.from_numpy(padded_moves(self._moves, width))
-            if buffers.device.type == "cuda":
-                pairs = pairs.pin_memory()
-            sources, targets = pairs.to(buffers.device, non_blocking=True)
+            sources, targets = send(padded_moves(self._moves, width), buffers.device)
             self._layout.cache.move(sources, targets, buffers.rows)
         self._moves = []
 
-    def _leave(self, buffers: StaticBuffers, reason: str) -> EagerExecutor:
+    def _leave(self, buffers: StaticBuffers, reason: str) -> None:
         """Go on eagerly, from the KV cache as it is."""
         self.flush()
         layout, cache = self._layout, self._layout.cache
@@ -327,9 +309,7 @@ class GraphExecutor:
             lengths = torch.tensor(cache.lengths, device=self._device)
             shown = buffers.shown[:, : cache.base] & (buffers.columns[: cache.base] < lengths[:, None])
             layout.visible = fetch(shown).copy()
-        self._buffers = None
-        self.reason = reason
-        return EagerExecutor(self._forward, reason)
+        self._buffers, self._rejected, self._reason = None, True, reason
 
 
 def refusal(reason: str) -> str:

@@ -1,8 +1,5 @@
-"""Makes one trace of `runtime.tracing.replay`, and looks for what it might freeze.
-
-A model whose Python reads what tensors hold is not traced. A trace is compared, to the last bit, with the model's own
-passes over other trees after a longer text.
-"""
+"""Makes one trace of `runtime.tracing.replay`, and looks for what it might freeze: a model whose Python reads what
+tensors hold is not traced, and a trace is compared, to the last bit, with the model's own passes over other trees."""
 
 import warnings
 from collections.abc import Callable, Sequence

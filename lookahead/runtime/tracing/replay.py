@@ -1,9 +1,8 @@
 """Tree forwards on a CPU as traced operations: the model's Python runs once, and not in every pass.
 
 In a small model most of a pass on a CPU goes into transformers' Python. A trace (TorchScript) runs the very same
-operations in the same order without it, so its numbers are the same to the last bit. It is given the weights in every
-pass and holds none. `record` makes traces, `schedule` says when. Traces are compared with the model again each time the
-context or the tree has doubled.
+operations in the same order without it, to the last bit. It is given the weights in every pass and holds none. `record`
+makes traces, `schedule` says when. They are compared with the model again where the context or the tree has doubled.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +17,15 @@ from torch import Tensor, nn
 from jacobi import TokenTree
 from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.attention import attention_as
-from lookahead.runtime.executor import EagerExecutor
+from lookahead.runtime.executor import Executor
 from lookahead.runtime.forward import TreeForward, masks_given
-from lookahead.runtime.packed_layers import Packed
 
 _ENOUGH = 8  # passes without a trace that tell what they take
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a trace is not told by its inputs: how many sequences a pass has, and whether it has one node of each, needs
-    a mask, and packs query heads."""
+    """What inputs do not tell a trace: how many sequences; if one node of each, a mask, packed query heads."""
 
     batch: int
     single: bool
@@ -38,17 +35,12 @@ class Kind:
 
 @dataclass(slots=True)
 class Trace:
-    """One traced pass.
-
-    Attributes:
-        function: from tensors as :func:`flat` orders them, and the weights, to logits ``[batch, node, vocab]``; where
-            taps are wanted, to a tuple of these and each tap's ``[batch, node, hidden]``.
-        slots: of the text, and ``nodes``, up to twice which it is taken to do what the model does.
-    """
+    """One traced pass: a ``function`` from tensors as :func:`flat` orders them, and the weights, to logits
+    ``[batch, node, vocab]``; where taps are wanted, to a tuple of these and each tap's ``[batch, node, hidden]``."""
 
     function: Callable[..., Any]
-    slots: int
-    nodes: int
+    slots: int  # of the text,
+    nodes: int  # and of the tree, up to twice which it is taken to do what the model does
 
 
 @dataclass(slots=True)
@@ -61,21 +53,14 @@ class Missed:
 
 @dataclass
 class Traces:
-    """A model's traces for one dtype, attention and choice of taps, for which ``key`` stands.
-
-    Attributes:
-        taps: hidden states that a pass gives beside its logits.
-        settings: stands for the model as it was when the traces were made.
-        missed: what had none, by kind.
-        failure: why there are none, and will be none.
-    """
+    """A model's traces for one dtype, attention and choice of taps, for which ``key`` stands."""
 
     key: Any
-    taps: tuple[str, ...] = ()
-    settings: Any = None
+    taps: tuple[str, ...] = ()  # hidden states that a pass gives beside its logits
+    settings: Any = None  # stands for the model as it was when the traces were made
     made: dict[Kind, Trace] = field(default_factory=dict)
-    missed: dict[Kind, Missed] = field(default_factory=dict)
-    failure: str | None = None
+    missed: dict[Kind, Missed] = field(default_factory=dict)  # what had none
+    failure: str | None = None  # why there are none, and will be none
 
     def of(self, batch: int) -> frozenset[Kind]:
         """The kinds of passes over so many sequences that have traces."""
@@ -92,7 +77,7 @@ class Traces:
         self.made.clear()
 
 
-class TracedExecutor(EagerExecutor):
+class TracedExecutor(Executor):
     """Runs passes by a model's traces, and eagerly those of a kind that has none. ``forward`` is plain
     (:attr:`TreeForward.is_plain`); what is made during the call is used from the next pass on."""
 
@@ -110,22 +95,17 @@ class TracedExecutor(EagerExecutor):
 
     @property
     def _are_made(self) -> bool:
-        return bool(self.traces.of(self._forward.batch))
+        return bool(self.traces.of(self.forward_pass.batch))
 
     @property
     def plain_ms(self) -> float | None:
         """What the model's own Python, or its own weights, take for a pass over one node."""
-        untraced = self.traces.untraced_ms(self._forward.batch) if self._are_made else None
+        untraced = self.traces.untraced_ms(self.forward_pass.batch) if self._are_made else None
         return max(filter(None, (untraced, super().plain_ms)), default=None)
-
-    @property
-    def packed(self) -> Packed | None:
-        """The packed weights that passes run on."""
-        return self._forward.packed
 
     @cached_property
     def _weights(self) -> list[Tensor]:
-        return list(weights_of(self._forward.module).values())
+        return list(weights_of(self.forward_pass.module).values())
 
     def go_on_with(self, traces: Traces) -> None:
         """Use other traces from now on: passes run on other weights."""
@@ -133,11 +113,7 @@ class TracedExecutor(EagerExecutor):
         self.__dict__.pop("_weights", None)
 
     def _pass(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> Outputs:
-        with self._forward.running(trees, inputs):
-            return self._traced(trees, inputs, masks)
-
-    def _traced(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> Outputs:
-        forward, traces = self._forward, self.traces
+        forward, traces = self.forward_pass, self.traces
         (batch, nodes), slots = inputs["input_ids"].shape, forward.layout.cache.base
         kind = Kind(batch, nodes == 1, masks is not None, forward.packs(nodes))
         trace = traces.made.get(kind)
@@ -162,7 +138,7 @@ class TracedExecutor(EagerExecutor):
 
     def _missed(self, kind: Kind, inputs: dict[str, Tensor], masks: Any) -> Outputs:
         start = perf_counter()
-        outputs = self._forward.call(**inputs, **masks_given(masks))
+        outputs = self.forward_pass.call(**inputs, **masks_given(masks))
         if self.traces.failure is None:
             missed = self.traces.missed.setdefault(kind, Missed())
             missed.passes += 1

@@ -1,13 +1,12 @@
 """When traces are made: once the model's Python has taken, in passes without one, as long as making one takes.
 
-That is ski rental: nobody knows how long a text will be, so a trace is bought when renting has cost as much. It is
-looked at as a call begins and, every 16 passes, in its middle, where the rest has to promise twice the price. Where
-passes are not most of what calls take, none is made (:class:`.CallTimes`).
+That is ski rental: a trace is bought when renting has cost as much. It is looked at as a call begins and, every 16
+passes, in its middle, where the rest has to promise twice the price; but only where passes are most of what calls take.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, TokenTree
-from lookahead._per_model import PerModel
+from lookahead._per_model import MOST_KINDS, MOST_PASSES, PerModel
 from lookahead.models.conformance import modified, unrecorded
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.traits import ModelTraits
@@ -31,8 +30,6 @@ _COMPARED = 9.0  # whole passes
 _PYTHON_MS = 0.03  # of a pass, for each of the model's modules
 SURELY = 2.0  # times what a trace costs, that the rest of a call has to promise: it may end early
 LOOKS = 16  # passes from one look to the next
-_KEPT = 8  # sets of traces of one model
-_KEPT_KINDS = 60  # in each, as many as batches have sizes
 
 _kept: PerModel[list[Traces]] = PerModel(list)
 _kept_lock = threading.Lock()
@@ -68,7 +65,7 @@ def traces_for(
     with _kept_lock:
         known = _kept.of(model)
         found = next((traces for traces in known if traces.key == key), None) or _new(key, taps, known)
-        known[:] = [*(traces for traces in known if traces is not found), found][-_KEPT:]
+        known[:] = [*(traces for traces in known if traces is not found), found][-MOST_KINDS:]
     due = _due(model, found)
     if not (found.made or due):
         return found  # which counts what it misses
@@ -87,7 +84,7 @@ def traces_for(
 
 def _layers(packed: Packed | None) -> tuple[bool, bool]:
     """Whether linear layers run over packed weights, and within limits."""
-    return packed is not None and bool(packed.parts), packed is not None and packed.limits is not None
+    return (False, False) if packed is None else (bool(packed.parts), packed.limits is not None)
 
 
 def _new(key: tuple[Any, ...], taps: tuple[str, ...], known: Sequence[Traces]) -> Traces:
@@ -97,56 +94,49 @@ def _new(key: tuple[Any, ...], taps: tuple[str, ...], known: Sequence[Traces]) -
     return Traces(key, taps, missed={kind: replace(missed) for kind, missed in before.missed.items()} if before else {})
 
 
+@dataclass
 class TraceSchedule:
     """One call's traces: those that there are and, in a long call, those that it will pay for by itself. The call
     writes at most ``new_tokens``; ``renewed`` is told the milliseconds that a change of passes took."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        executor: TracedExecutor,
-        new_tokens: int,
-        renewed: Callable[[float], None],
-    ) -> None:
-        self._model = model
-        self._executor = executor
-        self._new_tokens = new_tokens
-        self._renewed = renewed
-        self._passes = 0
-        self._made = frozenset(executor.traces.made)
+    model: PreTrainedModel
+    executor: TracedExecutor
+    new_tokens: int
+    renewed: Callable[[float], None]
+
+    def __post_init__(self) -> None:
+        self._passes, self._made = 0, frozenset(self.executor.traces.made)
         self._start()
 
     def _start(self) -> None:
-        self._traces, self._packed = self._executor.traces, self._executor.packed
+        self._traces, self._packed = self.executor.traces, self.executor.forward_pass.packed
         self._before = {kind: missed.passes for kind, missed in list(self._traces.missed.items())}
 
     def see(self, written: int) -> None:
         """Make what has come to pay; called after each pass, with the tokens of the longest sequence so far."""
         self._passes += 1
         start = perf_counter()
-        if self._executor.packed is not self._packed:
-            taps, traits = self._traces.taps, ModelTraits.of(self._model)
-            other = traces_for(self._model, taps, traits, self._executor.packed)
-            self._executor.go_on_with(other or Traces(None, taps, failure="passes are traced no more"))
+        packed = self.executor.forward_pass.packed
+        if packed is not self._packed:
+            taps = self._traces.taps
+            other = traces_for(self.model, taps, packed=packed)
+            self.executor.go_on_with(other or Traces(None, taps, failure="passes are traced no more"))
             self._start()
         if self._passes % LOOKS == 0:
             self._make_what_pays(written)
         made = frozenset(self._traces.made)
         if made != self._made:  # by this call or another, which may also have found one wrong
             self._made = made
-            self._renewed(1e3 * (perf_counter() - start))
+            self.renewed(1e3 * (perf_counter() - start))
 
     def _make_what_pays(self, written: int) -> None:
-        model, traces = self._model, self._traces
-        due = _due(model, traces)
-        paid = [kind for kind, passes in due.items() if self._passes_left(kind, written) >= SURELY * passes]
+        model, traces, paid = self.model, self._traces, list[Kind]()
+        for kind, passes in _due(model, traces).items():
+            here = min(self._passes, traces.missed[kind].passes - self._before.get(kind, 0))
+            left = here * (self.new_tokens - written) / max(1, written)  # passes, if the call goes on as it has begun
+            paid += [kind] if left >= SURELY * passes else []
         if paid and modified(model) is None:
             _make(model, traces, fingerprint(model), paid, self._packed)
-
-    def _passes_left(self, kind: Kind, written: int) -> float:
-        """How many passes of a kind there will be, if the call goes on as it has begun."""
-        here = min(self._passes, self._traces.missed[kind].passes - self._before.get(kind, 0))
-        return here * (self._new_tokens - written) / max(1, written)
 
 
 def traces_to_measure(model: PreTrainedModel, packed: Packed | None = None) -> Traces:
@@ -176,7 +166,7 @@ def trace_now(model: PreTrainedModel, view: TreeModel, passes: Iterable[Sequence
         view.forward(trees)
     batch = view.forward_pass.batch
     due = [kind for kind in list(traces.missed) if kind not in traces.made and kind.batch == batch]
-    _make(model, traces, fingerprint(model), due, executor.packed)
+    _make(model, traces, fingerprint(model), due, executor.forward_pass.packed)
     if not traces.made.keys() >= set(due):
         raise refusal(traces.failure or "another call is at it")
 
@@ -210,7 +200,7 @@ def _make(model: PreTrainedModel, traces: Traces, settings: Any, due: list[Kind]
             made = traces.made.get(kind) or record(model, kind, traces.taps, packed)
             if traces.failure is None:  # which another call may have found meanwhile
                 traces.made[kind] = made
-                for oldest in list(traces.made)[:-_KEPT_KINDS]:  # which have to pay anew
+                for oldest in list(traces.made)[:-MOST_PASSES]:  # which have to pay anew
                     del traces.made[oldest]
                     traces.missed[oldest] = Missed()
     except Exception as error:  # whatever the tracer or the model's code objects to
