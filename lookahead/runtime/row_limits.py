@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from lookahead._per_model import PerModel
 from lookahead.runtime.packed_layers import RowRange, rows_for, tried_outputs
+from lookahead.runtime.quantised_layers import QuantisedLinear
 
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 _LEAST = 8  # rows at a time, below which passes would read weights too often
@@ -25,14 +26,27 @@ def rows_of_all(model: PreTrainedModel) -> dict[int, RowRange] | None:
     layer has none within which rows are alike."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     kinds = {(layer.weight.shape, layer.bias is None): layer for layer in layers}
+    quantised = {
+        (type(layer), layer.in_features, layer.out_features): layer
+        for layer in model.modules()
+        if isinstance(layer, QuantisedLinear)
+    }
     key, known = (
-        (torch.get_num_threads(), *((*kind, layer.weight.dtype) for kind, layer in kinds.items())),
+        (torch.get_num_threads(), *quantised, *((*kind, layer.weight.dtype) for kind, layer in kinds.items())),
         _known.of(model),
     )
     if key not in known:
         with torch.no_grad():
-            known[key] = _found(list(kinds.values()))
+            alike = all(rows_are_alike(layer, model.dtype) for layer in quantised.values())
+            known[key] = _found(list(kinds.values())) if alike else None
     return known[key]
+
+
+def rows_are_alike(layer: QuantisedLinear, dtype: torch.dtype) -> bool:
+    """Whether a layer that is given its rows as they come gives each the same outputs beside any others."""
+    given = rows_for(torch.empty(0, layer.in_features, dtype=dtype), _COUNTS[-1])
+    outputs = layer(given)
+    return all(torch.equal(layer(given[:count]), outputs[:count]) for count in (1, *_COUNTS))
 
 
 def _found(layers: list[nn.Linear]) -> dict[int, RowRange] | None:

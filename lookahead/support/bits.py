@@ -14,6 +14,7 @@ from lookahead.models.traits import ModelTraits
 from lookahead.runtime import ordered_attention
 from lookahead.runtime.packed_layers import Invariance, RowRange, computed_dtype
 from lookahead.runtime.packing import packs_alike
+from lookahead.runtime.quantised_layers import is_quantised
 from lookahead.runtime.row_limits import rows_of_all
 from lookahead.runtime.turns import is_fast
 
@@ -81,13 +82,14 @@ def bits_of(
         reason, rows = "packed weights, which are faster, add in another order here", None
     if rows is not None:
         window = shortest_window(traits, mask_rules(model, traits))
-        return _kept(rows, bool(wanted), min(_TURNS, window or _TURNS), positions)
+        return _kept(rows, bool(wanted) or is_quantised(model), min(_TURNS, window or _TURNS), positions)
     return nothing_kept(reason or "this machine's linear layers give other outputs for other numbers of rows", wanted)
 
 
 def _kept(rows: dict[int, RowRange], wanted: bool, turns: int, positions: int) -> Bits:
     """What passes keep whose linear layers are alike for so many rows: plain decoding's numbers, if those of a single
-    row are, and its attention is fast or the same text is ``wanted``."""
+    row are, and its attention is fast or the same text is ``wanted``, as it is of layers that round their inputs: they
+    make much of little."""
     if any(each.least > 1 for each in rows.values()):
         return Bits(
             "repeatable", "this machine's linear layers give other outputs for one row than for two", Invariance(rows)
