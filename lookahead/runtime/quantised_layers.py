@@ -9,14 +9,15 @@ Microseconds of a layer of 4,864 outputs and 896 inputs for so many rows (one th
     int8, weights alone     526    750  1,222  2,151  6,003 24,365   0.008    (not taken)
     int4                    239    415    821  1,643  3,286  6,730   0.078
 
-int8 rounds each row of input by the row's own largest number. Sums of integers are exact in any order, so a row's bits
+int8 rounds each row of input by the row's own largest number; layers beside each other that read the same input do so
+once, and compute as one. Sums of integers are exact in any order, so a row's bits
 are the same beside any others, and the time hardly rises with the first nodes of a tree. int4 (groups of 32 inputs with
 a scale and a smallest number each) takes half the memory. Its kernel goes row by row: fast for one, slow for a prompt.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -52,21 +53,23 @@ def _kernels() -> Any:
     return torch.jit.CompilationUnit(_SOURCE)
 
 
-class RoundedInput:
-    """The last input that was rounded, for the layers beside each other that read it."""
+class SharedOutputs:
+    """What layers that read the same input have computed of their last one, and some have not taken yet."""
 
-    def __init__(self) -> None:
-        self._last: tuple[Tensor, int, tuple[Tensor, Tensor]] | None = None
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = list(sizes)
+        self._last: tuple[Tensor, dict[int, Tensor]] | None = None
 
-    def of(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """Bytes ``[rows, in]`` and the step of each row."""
-        if input.is_inference():  # nothing tells whether it is written into
-            rounded: tuple[Tensor, Tensor] = _kernels().rounded(input, _TINY)
-            return rounded
+    def take(self, place: int, input: Tensor, *weights: Tensor) -> Tensor:
+        """The outputs of the layer at ``place``; of another input than the last one, all are computed."""
         last = self._last
-        if last is None or last[0] is not input or last[1] != input._version:
-            last = self._last = input, input._version, _kernels().rounded(input, _TINY)
-        return last[2]
+        if last is None or last[0] is not input or place not in last[1]:
+            outputs = _kernels().product(*_kernels().rounded(input, _TINY), *weights)
+            last = self._last = input, dict(enumerate(outputs.split(self._sizes, -1)))
+        taken = last[1].pop(place)
+        if not last[1]:
+            self._last = None
+        return taken
 
 
 class QuantisedLinear(nn.Module):
@@ -99,28 +102,46 @@ class QuantisedLinear(nn.Module):
 
 
 class Int8Linear(QuantisedLinear):
-    """A layer with a scale for each output, whose inputs are rounded row by row."""
+    """A layer with a scale for each output, whose inputs are rounded row by row; packed with others that read them."""
 
-    inputs: RoundedInput
+    zeros: Tensor
 
-    def __init__(self, layer: nn.Linear, inputs: RoundedInput) -> None:
-        weight = layer.weight.detach()
-        scales = weight.abs().amax(1).float().div_(_LEVELS).clamp_min_(_TINY)
-        numbers = torch.empty(weight.shape, dtype=torch.int8)
-        for part, scale, into in zip(*(each.split(_PART) for each in (weight, scales, numbers)), strict=True):
-            into.copy_(part.float().div_(scale[:, None]).round_())
-        super().__init__(layer, torch.ops.onednn.qlinear_prepack(numbers, None), scales)
-        self.register_buffer("zeros", torch.zeros(len(weight), dtype=torch.int64), persistent=False)
-        self.inputs = inputs
+    def __init__(self, layer: nn.Linear, packed: "Packed8", place: int) -> None:
+        super().__init__(layer, packed.weight, packed.scales)
+        self.register_buffer("zeros", packed.zeros, persistent=False)
+        self.place, self.outputs = place, packed.outputs
 
     def forward(self, input: Tensor) -> Tensor:
         shape = (*input.shape[:-1], self.out_features)
         if not input.numel():
             return input.new_empty(shape)
-        outputs: Tensor = _kernels().product(*self.inputs.of(input), self.packed, self.scales, self.zeros)
+        outputs = self.outputs.take(self.place, input, self.packed, self.scales, self.zeros)
         if self.bias is not None:
-            outputs += self.bias
-        return outputs.to(input.dtype).view(shape)
+            outputs = outputs + self.bias
+        return outputs.to(input.dtype).reshape(shape)
+
+
+class Packed8(NamedTuple):
+    """The weights of a group of layers in bytes, with a scale for each output."""
+
+    weight: Tensor
+    scales: Tensor
+    zeros: Tensor
+    outputs: SharedOutputs
+
+
+def int8_layers(group: Sequence[nn.Linear]) -> list[Int8Linear]:
+    """Layers that read the same input, in int8."""
+    weights = [layer.weight.detach() for layer in group]
+    scales = torch.cat([weight.abs().amax(1) for weight in weights]).float().div_(_LEVELS).clamp_min_(_TINY)
+    numbers = torch.empty(len(scales), group[0].in_features, dtype=torch.int8)
+    parts = [part for weight in weights for part in weight.split(_PART)]
+    sizes = list(map(len, parts))
+    for part, scale, into in zip(parts, scales.split(sizes), numbers.split(sizes), strict=True):
+        into.copy_(part.float().div_(scale[:, None]).round_())
+    zeros, outputs = torch.zeros(len(scales), dtype=torch.int64), SharedOutputs(list(map(len, weights)))
+    packed = Packed8(torch.ops.onednn.qlinear_prepack(numbers, None), scales, zeros, outputs)
+    return [Int8Linear(layer, packed, place) for place, layer in enumerate(group)]
 
 
 class Int4Linear(QuantisedLinear):
@@ -160,7 +181,7 @@ def adds_exactly() -> bool:
     nn.init.constant_(layer.weight, 1.0)
     try:
         with torch.no_grad():
-            outputs = Int8Linear(layer, RoundedInput())(torch.ones(2, _GROUP))
+            outputs = int8_layers([layer])[0](torch.ones(2, _GROUP))
     except (RuntimeError, AttributeError):  # there is no such kernel
         return False
     return bool((outputs - _GROUP).abs().max() < 1e-3 * _GROUP)

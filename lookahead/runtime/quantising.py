@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
+from lookahead.runtime.packed_layers import can_be_packed, groups_of
 from lookahead.runtime.quantised_layers import (
     Int4Linear,
-    Int8Linear,
     QuantisedLinear,
-    RoundedInput,
     adds_exactly,
     fits_int4,
+    int8_layers,
     is_quantised,
 )
 
@@ -37,12 +37,14 @@ def quantize(model: PreTrainedModel, bits: BitWidth = "int8") -> PreTrainedModel
     """
     layers = _checked(model, bits)
     output = model.get_output_embeddings()
-    inputs = RoundedInput()
+    small = {layer for layer in layers.values() if bits == "int4" and layer is not output}
+    together = [group for group in groups_of(model) if small.isdisjoint(group)]
     with torch.no_grad():
+        made: dict[nn.Module, QuantisedLinear] = {layer: Int4Linear(layer) for layer in small}
+        for group in together:
+            made |= zip(group, int8_layers(group), strict=True)
         for name, layer in layers.items():
-            small = bits == "int4" and layer is not output
-            made: QuantisedLinear = Int4Linear(layer) if small else Int8Linear(layer, inputs)
-            model.set_submodule(name, made.train(layer.training))
+            model.set_submodule(name, made[layer].train(layer.training))
     for config in (model.config, model.config.get_text_config()):
         config.tie_word_embeddings = False
     return model
@@ -64,7 +66,7 @@ def _checked(model: PreTrainedModel, bits: str) -> dict[str, nn.Linear]:
     others = {str(weight.dtype).removeprefix("torch.") for weight in weights} - {"bfloat16"}
     if others:
         raise LookaheadError(f"{name} has weights in {', '.join(sorted(others))}: load it with dtype=torch.bfloat16.")
-    layers = {path: part for path, part in model.named_modules() if type(part) is nn.Linear}
+    layers = {path: part for path, part in model.named_modules() if can_be_packed(part)}
     if not layers:
         raise LookaheadError(f"{name} has no linear layers of torch's, so nothing of it can be quantised.")
     odd = [path for path, part in layers.items() if bits == "int4" and not fits_int4(part)]

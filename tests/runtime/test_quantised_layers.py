@@ -13,7 +13,7 @@ from lookahead.models.code_safety import is_safe
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime import quantising
 from lookahead.runtime.packing import packed_weights
-from lookahead.runtime.quantised_layers import Int4Linear, Int8Linear, QuantisedLinear, RoundedInput, adds_exactly
+from lookahead.runtime.quantised_layers import Int4Linear, Int8Linear, QuantisedLinear, adds_exactly, int8_layers
 from lookahead.runtime.quantising import perplexity
 from lookahead.runtime.row_limits import rows_are_alike
 from lookahead.support.bits import bits_of
@@ -36,7 +36,7 @@ def layer_of(inputs: int, outputs: int, bias: bool) -> nn.Linear:
 
 
 def made(kind: str, layer: nn.Linear) -> QuantisedLinear:
-    return Int4Linear(layer) if kind == "int4" else Int8Linear(layer, RoundedInput())
+    return Int4Linear(layer) if kind == "int4" else int8_layers([layer])[0]
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -56,17 +56,14 @@ def test_outputs_are_near_and_alike_beside_any_rows(kind: str, most: float, bias
 
 
 @torch.no_grad()
-def test_an_input_that_was_written_into_is_rounded_again() -> None:
-    layer = made("int8", layer_of(32, 16, False))
-    given = torch.randn(2, 32).to(BF16)
-    before = layer(given)
-    given.mul_(2)
-    assert torch.equal(layer(given), 2 * before)
-    with torch.inference_mode():
-        other = torch.ones(2, 32, dtype=BF16)
-        before = layer(other)
-        other.mul_(2)
-        assert torch.equal(layer(other), 2 * before)
+def test_layers_that_read_the_same_input_compute_as_one() -> None:
+    """Each takes its part once; who asks again, or for another input, has all computed anew."""
+    layers = [layer_of(32, 16, False), layer_of(32, 48, True)]
+    alone, together = [int8_layers([layer])[0] for layer in layers], int8_layers(layers)
+    assert together[0].packed is together[1].packed
+    given, other = torch.randn(2, 3, 32).to(BF16), torch.randn(2, 3, 32).to(BF16)
+    for place, input in [(0, given), (1, given), (1, given), (0, other), (1, given), (0, given)]:
+        assert torch.equal(together[place](input), alone[place](input))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
