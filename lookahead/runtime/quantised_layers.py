@@ -10,9 +10,9 @@ Microseconds of a layer of 4,864 outputs and 896 inputs for so many rows (one th
     int4                    239    415    821  1,643  3,286  6,730   0.078
 
 int8 rounds each row of input by the row's own largest number; layers beside each other that read the same input do so
-once, and compute as one. Sums of integers are exact in any order, so a row's bits
-are the same beside any others, and the time hardly rises with the first nodes of a tree. int4 (groups of 32 inputs with
-a scale and a smallest number each) takes half the memory. Its kernel goes row by row: fast for one, slow for a prompt.
+once, and compute as one. Sums of integers are exact in any order, so a row's bits are the same beside any others, and
+the time hardly rises with the first nodes of a tree. int4 (groups of 32 inputs with a scale and an offset each, so five
+bits a weight) takes less memory. Its kernel goes row by row: fast for one, slow for a prompt.
 """
 
 from collections.abc import Callable, Sequence

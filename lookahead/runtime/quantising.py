@@ -30,7 +30,7 @@ def quantize(model: PreTrainedModel, bits: BitWidth = "int8") -> PreTrainedModel
     as far as they do with any model in bfloat16 (:doc:`Bits <internals/bits>`).
 
     Args:
-        bits: ``"int8"`` is the faster in passes over several nodes and prompts, ``"int4"`` takes half the memory.
+        bits: ``"int8"`` is the faster in passes over several nodes and prompts, ``"int4"`` takes five bits a weight.
 
     Raises:
         LookaheadError: the model cannot be quantised; it is as it was.
