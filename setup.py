@@ -15,6 +15,7 @@ readme = (here / "README.md").read_text()
 readme = re.sub(r"\]\((?!https?:|#)([^)]+\.(?:svg|png))\)", rf"]({home}/raw/main/\1)", readme)
 readme = re.sub(r"\]\((?!https?:|#)([^)]+)\)", rf"]({home}/blob/main/\1)", readme)
 serve = ["fastapi", "uvicorn", "prometheus-client"]
+quantised = ["torchao", "bitsandbytes", "gguf"]
 bundled = ("tiny-coder", "tiny-coder-medusa", "tiny-coder-eagle")
 # Without a compiler there are slower twins in Python, so a build that fails is no error, but where LOOKAHEAD_C=required
 # says so, as for wheels. No product and sum become one, so that both compute the same.
@@ -73,7 +74,8 @@ setup(
         "ray": ["ray[serve,data]", *serve],
         "evals": ["lm-eval"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
-        "integrations": ["ipykernel", "lm-eval", "matplotlib", "nbclient", "playwright", "ray[serve,data]", "torchao"],
+        "integrations": ["ipykernel", "lm-eval", "matplotlib", "nbclient", "playwright", "ray[serve,data]", *quantised],
+        "quantised": quantised,
         "dev": [
             *("pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter", "pre-commit", "gguf"),
             *(*serve, "httpx", "openai", "pexpect"),

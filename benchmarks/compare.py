@@ -39,10 +39,10 @@ COLUMNS = "model, method, mode, CPU, CPU 95%, wall, wall 95%, CPU a pass, S of t
 class Side:
     """A process that imports one checkout."""
 
-    def __init__(self, checkout: Path, cache: str) -> None:
+    def __init__(self, checkout: Path, cache: str, worker: str = "compare_worker.py") -> None:
         self._checkout = checkout.resolve()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("compare_worker.py"))],  # -P: not this folder's modules
+            [sys.executable, "-P", str(Path(__file__).with_name(worker))],  # -P: not this folder's modules
             env={**os.environ, "PYTHONPATH": str(self._checkout), "LOOKAHEAD_CACHE": cache},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,11 +29,12 @@ def load(model: str | None, dtype: str, device: str, threads: int) -> tuple[Any,
     return loaded
 
 
-def call(model: Any, tokenizer: Any, prompt: str | list[int], seed: int, arguments: dict[str, Any]) -> dict[str, Any]:
+def call(held: tuple[Any, Any], prompt: str | list[int], seed: int, arguments: dict[str, Any]) -> dict[str, Any]:
     """Decode one prompt, a text or tokens: the tokens written, clock and process milliseconds, and passes.
 
     Of ``arguments``, which are those of ``generate``, ``lookahead_strategy`` holds the fields of a ``Lookahead``.
     """
+    model, tokenizer = held
     row = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
     ids = torch.tensor([row], device=model.device)
     if "lookahead_strategy" in arguments:
@@ -48,24 +50,23 @@ def call(model: Any, tokenizer: Any, prompt: str | list[int], seed: int, argumen
     return {**found, "tokens": tokens, "passes": stats.steps if stats else len(tokens)}
 
 
-def main() -> None:
-    """Answer until the input ends; nothing but answers goes to stdout."""
+def answer(opened: Callable[..., Any], called: Callable[..., dict[str, Any]]) -> None:
+    """Answer until the input ends; nothing but answers goes to stdout. What ``opened`` returns, of a request that names
+    a model, is the first argument of ``called``."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     lookahead.augment_all()
-    loaded: tuple[Any, Any] | tuple[()] = ()
+    held: Any = None
     for line in sys.stdin:
         request = json.loads(line)
         if "model" in request:
-            loaded = load(**request)
-            answer = {"package": lookahead.__file__, "vocab": len(loaded[0].get_input_embeddings().weight)}
-        else:
-            answer = call(*loaded, **request)
-        answers.write(json.dumps(answer) + "\n")
+            held = opened(**request)
+        told = {"package": lookahead.__file__} if "model" in request else called(held, **request)
+        answers.write(json.dumps(told) + "\n")
         answers.flush()
 
 
 if __name__ == "__main__":
-    main()
+    answer(load, call)

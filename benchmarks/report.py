@@ -20,6 +20,7 @@ from benchmarks.gpu import told
 from benchmarks.harness import RESULTS, ROOT, is_dirty
 from benchmarks.pretrained import MODELS
 from benchmarks.regret import shown
+from benchmarks.rivals import COLUMNS as RIVALS
 from benchmarks.tables import Rows, cells, grid, pivot, table
 
 Document = dict[str, Any]
@@ -155,12 +156,19 @@ def gpu(document: Document) -> str:
     return "\n\n".join(parts)
 
 
+def rivals(document: Document) -> str:
+    """Every way in every mode, and what was not run."""
+    missing = [f"- Not run: {row['way']}, {row['reason']}" for row in document["skipped"]]
+    return "\n\n".join([table(RIVALS, document["rows"]), *missing])
+
+
 PAGES = {  # by the kind of the documents: title, what a reader has to know, and a document's columns or its writer
     "real": (
         "Pretrained models",
         "What `make real` measured: texts of pretrained models, by prompts of this project. Few texts, wide intervals.",
         real,
     ),
+    "rivals": ("Against llama.cpp", "One process a way, the same weights and prompts.", rivals),
     "regret": (
         "What choosing sizes costs",
         "Regret: how much slower the automatic mode is than the best fixed number of nodes, or plain decoding.",

@@ -14,6 +14,8 @@ FORMS = {  # how a column prints a row; a column that is missing here prints the
     "95%": "{speedup_interval[0]:.2f}-{speedup_interval[1]:.2f}",
     "S": "{S:.2f}",
     "tokens/s": "{tokens_per_s_median:.0f}",
+    "with the prompt": "{whole_per_s_median:.1f}",
+    "MB": "{memory_mb:.0f}",
     "nodes": "{nodes:.1f}",
     "of ceiling": "{share_of_ceiling:.0%}",
     "texts that differ": "{texts_that_differ} of {texts}{other_draws}",

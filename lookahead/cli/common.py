@@ -26,7 +26,9 @@ from lookahead.chat_format import built_in as built_in
 from lookahead.chat_format import end_tokens, prompt_ids
 from lookahead.cli.evidence import LOADED
 from lookahead.cli.options import DraftOptions, ModelOptions, ServedOptions, SizeOptions
+from lookahead.cli.prompts import PROMPTS
 from lookahead.loading import load_model
+from lookahead.runtime.quantising import perplexity, quantize
 from lookahead.stats import DecodingStats
 from lookahead.strategies.base import Stats, Strategy
 from lookahead.strategies.lookahead import Lookahead
@@ -111,8 +113,17 @@ def load(folder: str | None, dtype: str, device: str, gguf_file: str | None = No
 
 
 def load_for(options: ModelOptions) -> tuple[PreTrainedModel, Any]:
-    """Load the model that the options name, and its tokenizer."""
-    return load(options.model, options.dtype, options.device, options.gguf_file)
+    """Load the model that the options name, and its tokenizer; quantised, with a word on stderr of what that cost."""
+    if options.quantize is None:
+        return load(options.model, options.dtype, options.device, options.gguf_file)
+    model, tokenizer = load(options.model, "bfloat16", "cpu", options.gguf_file)
+    ids = torch.tensor([prompt_ids(tokenizer, "\n".join(PROMPTS), raw=True)])
+    before = perplexity(model, ids)
+    with loading("Quantising the model"):
+        quantize(model, options.quantize)
+    told = f"{perplexity(model, ids):.2f} in {options.quantize}, {before:.2f} in bfloat16"
+    typer.echo(f"Perplexity of the built-in prompts ({ids.shape[1]} tokens): {told}.", err=True)
+    return model, tokenizer
 
 
 def name_of(options: ModelOptions) -> str:
@@ -146,6 +157,8 @@ def described(
     """Facts that decided about a text, for a JSON document."""
     named = {"strategy": "plain"} if strategy is None else strategy.to_dict()
     ends = {"dtype": dtype_name(model), "device": str(model.device)}
+    if options.quantize is not None:
+        ends["quantize"] = options.quantize
     return {"model": options.model_name, "strategy": named} | others | ends
 
 

@@ -24,6 +24,8 @@ _DTYPE_HELP = "Of the weights; auto is the checkpoint's own. Texts are exact in 
 DtypeOption = Annotated[Dtype, Option(help=_DTYPE_HELP)]
 _MODEL_HELP = "A model: a folder, a name on the hub, or a GGUF file. Default: the bundled one."
 _GGUF_HELP = "The file of weights, in the folder or on the hub. Default: the only one where there are no other weights."
+QuantizeOption = Literal["int8", "int4"]
+_QUANTIZE_HELP = "Weights of so many bits, on a CPU: int8 for speed, int4 for memory. Tells what that costs the model."
 _RAW_HELP = "Prompts as they are, also where the tokenizer has a chat template."
 
 
@@ -74,6 +76,18 @@ def _check_source(option: str, source: str | None, gguf_option: str, gguf_file: 
 class ModelOptions(SourceOptions):
     dtype: DtypeOption = "auto"
     device: DeviceOption = "auto"
+    quantize: Annotated[QuantizeOption | None, Option(help=_QUANTIZE_HELP)] = None
+
+    def check(self) -> None:
+        super().check()
+        if self.quantize is None:
+            return
+        if self.device not in ("auto", "cpu"):
+            raise LookaheadError(f"--quantize is for a CPU: got --device {self.device}. Drop one of the two.")
+        if self.dtype not in ("auto", "bfloat16"):
+            raise LookaheadError(
+                f"--quantize takes weights in bfloat16: got --dtype {self.dtype}. Drop one of the two."
+            )
 
 
 class ServedOptions(ModelOptions):

@@ -16,6 +16,7 @@ from lookahead.loading import load_weights
 from lookahead.model_folder import find_model, has_weights
 from lookahead.models.conformance import recorded, recorded_version
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime.quantising import quantize
 from lookahead.support import route as checks
 from lookahead.support.bits import bits_of
 
@@ -31,6 +32,8 @@ def support(options: Support) -> None:
 def _load(options: Support) -> tuple[PreTrainedModel, bool]:
     source, dtype, path = options.model, common.weights_dtype(options.dtype), Path(options.model).expanduser()
     device, given = common.usable_device(options.device), dict[str, Any]()
+    if options.quantize is not None:
+        dtype, device = torch.bfloat16, "cpu"
     folder: str | Path = path.parent if path.name == "config.json" else path if path.exists() else source
     weights = (path.is_dir() and has_weights(path)) or path.suffix == ".gguf"
     if weights or options.gguf_file:
@@ -40,12 +43,16 @@ def _load(options: Support) -> tuple[PreTrainedModel, bool]:
         config = AutoConfig.from_pretrained(folder, **given)
         kind = _class_of(config)
         if not weights:
+            if options.quantize is not None:
+                raise LookaheadError(f"--quantize needs weights: {source} has a config alone.")
             with torch.device("meta"):
                 return (kind(config) if issubclass(kind, PreTrainedModel) else kind.from_config(config)), False
         with common.loading("Loading the model"):
             if config.is_encoder_decoder:
-                return kind.from_pretrained(path, dtype=dtype).to(device).eval(), True
-            return load_weights(path, dtype, device, options.gguf_file), True
+                model = kind.from_pretrained(path, dtype=dtype).to(device).eval()
+            else:
+                model = load_weights(path, dtype, device, options.gguf_file)
+            return (model if options.quantize is None else quantize(model, options.quantize)), True
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise LookaheadError(f"--model {source} cannot be read as a model that writes text: {error}") from error
 

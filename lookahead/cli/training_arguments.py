@@ -111,6 +111,8 @@ class Train(JsonOptions, ModelOptions, _Settings):
         return (default if self.max_minutes is None else self.max_minutes) or None
 
     def check(self) -> None:
+        if self.quantize is not None:
+            raise LookaheadError("--quantize is not for training: heads learn from the model as it is. Drop it.")
         super().check()
         self.settings(self.device)
         if self.hold_out is not None and self.eval_data:

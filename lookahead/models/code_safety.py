@@ -13,7 +13,7 @@ from lookahead.models.hidden_states import own_hook
 
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _MODE_STACKS = ("_len_torch_function_stack", "_len_torch_dispatch_stack")  # of modes that see every operation
-_KNOWN_CODE = ("transformers.", "torch.nn.")
+_KNOWN_CODE = ("transformers.", "torch.nn.", "lookahead.runtime.quantised_layers")
 # Methods of ``generate`` that each of its passes rests on, and that ours go without.
 _STEPS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill")
 BUILT_IN = frozenset(vars(nn.Module()))  # what every module has

@@ -12,17 +12,29 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from lookahead._per_model import PerModel
 from lookahead.runtime.machine import found_once
 from lookahead.runtime.packed_layers import RowRange, kind_of, linear_kinds, rows_for, tried_weight
+from lookahead.runtime.quantised_layers import QuantisedLinear
 
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 _LEAST = 8  # rows at a time, below which passes would read weights too often
 _NUMBERS = 1 << 16  # that are compared at least: of kernels that differ, two in ten thousand outputs do
 
+_NUDGE = 4e-6  # of an input: many roundings in float32, and hardly one to fewer bits
+_MOVED = 6e-5  # of the spread of outputs: what so small a change makes of them at most where inputs are not rounded
+
+_rounding: PerModel[dict[type, bool]] = PerModel(dict)
+
 
 def rows_of_all(model: PreTrainedModel) -> dict[int, RowRange] | None:
     """The limits of a model's linear layers, by the features of their input; None = some layer has none within which
     rows are alike. They are tried once a machine, shape and number of threads."""
+    for layer in model.modules():
+        if isinstance(layer, QuantisedLinear):
+            kind = [type(layer).__name__, layer.in_features, layer.out_features, str(model.dtype)]
+            if not found_once("quantised", kind, partial(rows_are_alike, layer, model.dtype)):
+                return None
     limits: dict[int, RowRange] = {}
     for layer in linear_kinds(model.modules()):
         found = found_once("rows", kind_of(layer), partial(rows_of_layer, layer))
@@ -54,3 +66,29 @@ def rows_of_layer(layer: nn.Linear) -> RowRange | None:
         if most < _LEAST:
             return None
         return RowRange(1 if torch.equal(outputs(1), pairs) else 2, most)
+
+
+@torch.no_grad()
+def rows_are_alike(layer: QuantisedLinear, dtype: torch.dtype) -> bool:
+    """Whether a layer that is given its rows as they come gives each the same outputs beside any others."""
+    given = rows_for(torch.empty(0, layer.in_features, dtype=dtype), _COUNTS[-1])
+    outputs = layer(given)
+    return all(torch.equal(layer(given[:count]), outputs[:count]) for count in (1, *_COUNTS))
+
+
+@torch.no_grad()
+def rounding_layer(model: PreTrainedModel) -> str | None:
+    """The class of a quantised layer that rounds its inputs to fewer bits than the model has, so that it makes much of
+    little; None = there is none. Each class is tried once a model."""
+    known = _rounding.of(model)
+    for layer in model.modules():
+        weight = getattr(layer, "weight", None)
+        if not isinstance(getattr(layer, "in_features", None), int) or type(weight) is nn.Parameter:
+            continue
+        if type(layer) not in known:
+            given = rows_for(torch.empty(0, layer.in_features, dtype=model.dtype), _COUNTS[-1]).to(model.device)
+            before, after = layer(given), layer(given * (1 + _NUDGE))
+            known[type(layer)] = bool((after - before).abs().max() > _MOVED * before.std())
+        if known[type(layer)]:
+            return type(layer).__name__
+    return None

@@ -14,7 +14,8 @@ from lookahead.models.traits import ModelTraits
 from lookahead.runtime import ordered_attention
 from lookahead.runtime.packed_layers import Invariance, RowRange, computed_dtype
 from lookahead.runtime.packing import packs_alike
-from lookahead.runtime.row_limits import rows_of_all
+from lookahead.runtime.quantised_layers import is_quantised
+from lookahead.runtime.row_limits import rounding_layer, rows_of_all
 from lookahead.runtime.turns import is_fast
 
 _TOGETHER = 32  # float32 numbers whose cosine torch computes in one go, at most; what is left over, one by one
@@ -73,8 +74,10 @@ def bits_of(
     Raises:
         LookaheadError: it is ``wanted``, and cannot be had.
     """
-    if route == "plain" or traits.dtype.itemsize > 2:
+    if route == "plain":
         return Bits("plain")
+    if traits.dtype.itemsize > 2:
+        return _kept_wide(model, wanted)
     if wanted is False:
         return Bits(None, "repeatable=False")
     reason = obstacle or _obstacle(model, traits, route)
@@ -86,13 +89,20 @@ def bits_of(
         reason, rows = "packed weights, which are faster, add in another order here", None
     if rows is not None:
         window = shortest_window(traits, mask_rules(model, traits))
-        return _kept(rows, bool(wanted), min(_TURNS, window or _TURNS), positions)
+        return _kept(rows, bool(wanted) or is_quantised(model), min(_TURNS, window or _TURNS), positions)
     return nothing_kept(reason or "this machine's linear layers give other outputs for other numbers of rows", wanted)
+
+
+def _kept_wide(model: PreTrainedModel, wanted: bool | None) -> Bits:
+    """What passes keep in float32 and float64."""
+    rounding = rounding_layer(model)
+    return Bits("plain") if rounding is None else nothing_kept(f"{rounding} rounds its inputs", wanted)
 
 
 def _kept(rows: dict[int, RowRange], wanted: bool, turns: int, positions: int) -> Bits:
     """What passes keep whose linear layers are alike for so many rows: plain decoding's numbers, if those of a single
-    row are, and its attention is fast or the same text is ``wanted``."""
+    row are, and its attention is fast or the same text is ``wanted``, as it is of layers that round their inputs: they
+    make much of little."""
     if any(each.least > 1 for each in rows.values()):
         return Bits(
             "repeatable", "this machine's linear layers give other outputs for one row than for two", Invariance(rows)

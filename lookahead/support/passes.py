@@ -15,6 +15,7 @@ from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.encoder_decoder import stepwise
 from lookahead.runtime.linear import LinearModel
+from lookahead.runtime.row_limits import rounding_layer
 from lookahead.runtime.session import bare_chain, bare_model, masked_inputs
 from lookahead.runtime.tree import PlainPasses
 
@@ -125,10 +126,13 @@ def _fallback_error(
     for row, kind in enumerate(("", " in a row that is padded")):
         difference = _apart(scores[row], torch.stack([step[row] for step in steps]))
         if difference is not None and difference > _allowed(traits.dtype):
+            rounding, reason = rounding_layer(model), "it prepares each of its passes in a way of its own"
+            if rounding is not None:
+                reason = f"{rounding} rounds its inputs, and makes much of little; more is let pass in bfloat16"
             return (
                 f"{traits.name} says something else in a pass over a tree than in plain passes{kind}: scores differ by "
-                f"{difference:.2g} of their spread, allowed {_allowed(traits.dtype):.2g} (it prepares each of its "
-                "passes in a way of its own). Drop use_lookahead for this model."
+                f"{difference:.2g} of their spread, allowed {_allowed(traits.dtype):.2g} ({reason}). "
+                "Drop use_lookahead for this model."
             )
     return None
 

@@ -32,6 +32,20 @@ passes where the family has any. `tests/conformance/record.py` makes this page f
 
 `lookahead support --model DIR_OR_CONFIG` prints the verdict for one model of yours.
 
+Quantised models keep their family's route. On a CPU (torchao 0.18, bitsandbytes 0.50, gguf 0.19; the extra
+`quantised`), compared with plain `generate` by `tests/support/test_quantised_by_others.py` and
+`tests/runtime/test_quantised_layers.py`:
+
+| quantised by | rows of a layer | in float32 | in bfloat16 |
+|---|---|---|---|
+| `lookahead.quantize`, int8 and int4 | alike beside any others | refused | plain's text up to 512 positions |
+| torchao, int8 weights | alike: made whole first | plain's text | tree; no promise |
+| torchao, int8 weights and inputs | alike | refused: inputs are rounded, and little becomes much | tree; no promise |
+| torchao, int4 weights | no kernel for a CPU in its layouts | not loaded | not loaded |
+| bitsandbytes, nf4 and fp4 | alike | tree; no promise, as inputs are rounded to bfloat16 | tree; no promise |
+| bitsandbytes, int8 | alike | refused, as torchao's | tree; no promise |
+| a GGUF file, or one that transformers makes whole | a plain layer's | plain's text | as any model in bfloat16 |
+
 The column bfloat16 says what holds there on a CPU with `Lookahead(repeatable=True)`: *plain* = the text of plain
 `generate` where the machine's kernels compute one row as several, else the same text each time; *none* = neither, for
 the reason in the last column ([more](internals/bits.md)).

@@ -21,10 +21,11 @@ from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM, Minist
 from transformers.generation.streamers import BaseStreamer
 from transformers.models.ministral3 import modeling_ministral3
 
-from lookahead import Jacobi, Lookahead
+from lookahead import Jacobi, Lookahead, quantize
 from lookahead.draft.pass_costs import PassCosts
 from lookahead.medusa import Medusa, MedusaHeads
 from lookahead.models.hidden_states import HiddenStates
+from lookahead.runtime.quantised_layers import adds_exactly
 from lookahead.runtime.tracing import schedule as tracing
 from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces, weights_of
 from lookahead.runtime.tracing.schedule import untraceable
@@ -73,10 +74,13 @@ def test_same_text(name: str, batch: int) -> None:
     assert replace(TREE, batch=batch) in known(model).made
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_dtypes(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+def test_other_dtypes(kind: Any) -> None:
     """Each has its own traces; logits are those of the model's own passes, to the last bit."""
-    model = fresh_model("llama").to(dtype)
+    model = fresh_model("llama", hidden_size=64, intermediate_size=96)
+    if kind.startswith("int") and not adds_exactly():
+        pytest.skip("no exact kernel for products of bytes here")
+    model = quantize(model.to(torch.bfloat16), kind) if kind.startswith("int") else model.to(getattr(torch, kind))
     found = warmed(model)
     settings: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "use_lookahead": True}
     settings |= {

@@ -1,0 +1,187 @@
+"""Linear layers with weights of 8 or 4 bits, by torch's own kernels for a CPU, for whose rows it makes no difference
+how many there are.
+
+Microseconds of a layer of 4,864 outputs and 896 inputs for so many rows (one thread of an EPYC with AVX-512 and VNNI)::
+
+    rows                      1      4      8     16     32     64   relative error of outputs
+    bfloat16, packed        481    421    592    822  1,489  2,747   0.002
+    int8                    352    339    421    566    906  1,711   0.011
+    int8, weights alone     526    750  1,222  2,151  6,003 24,365   0.008    (not taken)
+    int4                    239    415    821  1,643  3,286  6,730   0.078
+
+int8 rounds each row of input by the row's own largest number; layers beside each other that read the same input do so
+once, and compute as one. Sums of integers are exact in any order, so a row's bits are the same beside any others, and
+the time hardly rises with the first nodes of a tree. int4 (groups of 32 inputs with a scale and an offset each, so five
+bits a weight) takes less memory. Its kernel goes row by row: fast for one, slow for a prompt.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from jacobi import LookaheadError
+
+_LEVELS = 127  # of numbers of 8 bits, to either side of 0
+_GROUP = 32  # inputs of a row of weights of 4 bits that share a scale; larger groups are no faster
+_STEPS = 15  # of numbers of 4 bits, from a group's least to its largest
+_MIDDLE = 8  # of these numbers, to which the kernel's offset belongs
+_OUTPUTS_TOGETHER = 16  # of which the 4-bit kernel takes multiples
+_PART = 8192  # outputs that are rounded at a time, to hold no whole output layer in float32
+_TINY = 1e-30  # the least step of a row or a group, for those of zeros alone
+
+_SOURCE = """
+def rounded(input: Tensor, tiny: float) -> Tuple[Tensor, Tensor]:
+    rows = input.reshape(-1, input.size(-1)).float()
+    steps = rows.abs().amax(1, True).div_(127).clamp_min_(tiny)
+    return rows.div(steps).round_().add_(128).to(torch.uint8), steps
+
+
+def product(numbers: Tensor, steps: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    outputs = torch.ops.onednn.qlinear_pointwise(
+        numbers, 1.0, 128, weight, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return outputs.mul_(steps)
+"""
+
+
+@cache
+def _kernels() -> Any:
+    """Rounding of inputs, and oneDNN's product of bytes. Compiled, as a list of options cannot be traced."""
+    return torch.jit.CompilationUnit(_SOURCE)
+
+
+class SharedOutputs:
+    """What layers that read the same input have computed of their last one, and some have not taken yet."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = list(sizes)
+        self._last: tuple[Tensor, dict[int, Tensor]] | None = None
+
+    def take(self, place: int, input: Tensor, *weights: Tensor) -> Tensor:
+        """The outputs of the layer at ``place``; of another input than the last one, all are computed."""
+        last = self._last
+        if last is None or last[0] is not input or place not in last[1]:
+            outputs = _kernels().product(*_kernels().rounded(input, _TINY), *weights)
+            last = self._last = input, dict(enumerate(outputs.split(self._sizes, -1)))
+        taken = last[1].pop(place)
+        if not last[1]:
+            self._last = None
+        return taken
+
+
+class QuantisedLinear(nn.Module):
+    """A linear layer whose weight is packed and can neither be changed, moved nor saved."""
+
+    packed: Tensor
+    scales: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Linear, packed: Tensor, scales: Tensor) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        bias = None if layer.bias is None else layer.bias.detach()
+        for name, tensor in {"packed": packed, "scales": scales, "bias": bias}.items():
+            self.register_buffer(name, tensor, persistent=False)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = memo[id(self)] = self.__class__.__new__(self.__class__)
+        twin.__dict__.update(vars(self))
+        return twin
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        return self
+
+    def _save_to_state_dict(self, *_: Any) -> None:
+        raise LookaheadError("A model that quantize() changed cannot be saved: save the original one, and quantise it.")
+
+
+class Int8Linear(QuantisedLinear):
+    """A layer with a scale for each output, whose inputs are rounded row by row; packed with others that read them."""
+
+    zeros: Tensor
+
+    def __init__(self, layer: nn.Linear, packed: "Packed8", place: int) -> None:
+        super().__init__(layer, packed.weight, packed.scales)
+        self.register_buffer("zeros", packed.zeros, persistent=False)
+        self.place, self.outputs = place, packed.outputs
+
+    def forward(self, input: Tensor) -> Tensor:
+        shape = (*input.shape[:-1], self.out_features)
+        if not input.numel():
+            return input.new_empty(shape)
+        outputs = self.outputs.take(self.place, input, self.packed, self.scales, self.zeros)
+        if self.bias is not None:
+            outputs = outputs + self.bias
+        return outputs.to(input.dtype).reshape(shape)
+
+
+class Packed8(NamedTuple):
+    """The weights of a group of layers in bytes, with a scale for each output."""
+
+    weight: Tensor
+    scales: Tensor
+    zeros: Tensor
+    outputs: SharedOutputs
+
+
+def int8_layers(group: Sequence[nn.Linear]) -> list[Int8Linear]:
+    """Layers that read the same input, in int8."""
+    weights = [layer.weight.detach() for layer in group]
+    scales = torch.cat([weight.abs().amax(1) for weight in weights]).float().div_(_LEVELS).clamp_min_(_TINY)
+    numbers = torch.empty(len(scales), group[0].in_features, dtype=torch.int8)
+    parts = [part for weight in weights for part in weight.split(_PART)]
+    sizes = list(map(len, parts))
+    for part, scale, into in zip(parts, scales.split(sizes), numbers.split(sizes), strict=True):
+        into.copy_(part.float().div_(scale[:, None]).round_())
+    zeros, outputs = torch.zeros(len(scales), dtype=torch.int64), SharedOutputs(list(map(len, weights)))
+    packed = Packed8(torch.ops.onednn.qlinear_prepack(numbers, None), scales, zeros, outputs)
+    return [Int8Linear(layer, packed, place) for place, layer in enumerate(group)]
+
+
+class Int4Linear(QuantisedLinear):
+    """A layer with a scale and an offset for each group of inputs of an output."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        weight = layer.weight.detach()
+        groups = weight.float().view(len(weight), -1, _GROUP)
+        least, largest = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
+        steps = ((largest - least) / _STEPS).clamp_min_(_TINY)
+        numbers = ((groups - least) / steps).round_().to(torch.int32).view(weight.shape)
+        scales = torch.cat([steps, least + _MIDDLE * steps], 2).transpose(0, 1).to(weight.dtype).contiguous()
+        super().__init__(layer, torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1), scales)
+
+    def forward(self, input: Tensor) -> Tensor:
+        shape = (*input.shape[:-1], self.out_features)
+        if not input.numel():
+            return input.new_empty(shape)
+        rows = input.reshape(-1, self.in_features).contiguous()
+        outputs = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, _GROUP, self.scales)
+        return (outputs if self.bias is None else outputs + self.bias).view(shape)
+
+
+def is_quantised(model: nn.Module) -> bool:
+    """Whether layers of a model are these."""
+    return any(isinstance(part, QuantisedLinear) for part in model.modules())
+
+
+def fits_int4(layer: nn.Linear) -> bool:
+    return layer.in_features % _GROUP == 0 and layer.out_features % _OUTPUTS_TOGETHER == 0
+
+
+@cache
+def adds_exactly() -> bool:
+    """Whether this machine multiplies bytes without a sum running over, which processors without VNNI let happen."""
+    layer = nn.Linear(_GROUP, _OUTPUTS_TOGETHER, bias=False)
+    nn.init.constant_(layer.weight, 1.0)
+    try:
+        with torch.no_grad():
+            outputs = int8_layers([layer])[0](torch.ones(2, _GROUP))
+    except (RuntimeError, AttributeError):  # there is no such kernel
+        return False
+    return bool((outputs - _GROUP).abs().max() < 1e-3 * _GROUP)
