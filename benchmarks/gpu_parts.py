@@ -27,7 +27,7 @@ from lookahead.runtime.split_attention import RowsMask, chunked, fused_attention
 from lookahead.tuning import bushy_tree
 
 Row = dict[str, Any]
-_TINY = (32, 2, 4, 2, 48, 64, True, 8)  # a few thousand parameters, as in step_time.PRESETS
+_TINY = (32, 2, 4, 2, 48, 64, True, 8)  # a few thousand parameters, in the order of step_time's fields
 _TINY_SHAPE = Shape(48, 3, 8, 4, 64)
 _CURVES = {  # Llama 3's, whose vocabulary is a real one
     "1B": (2048, 16, 32, 8, 8192, 128256, True, 64),

@@ -1,24 +1,19 @@
 """The latency curve: what a tree forward over T nodes costs against a pass over one, with random weights.
 
-    python -m benchmarks.step_time --preset 0.5b --dtypes bfloat16 --out build/bench/step_time.json
-
 Passes go through the library's own tree forward, over a binary tree of T nodes; keys and values in the KV cache repeat
-those of a few tokens. Sizes are interleaved; reported are medians.
+those of a few tokens. Sizes are interleaved; reported are medians. ``lookahead tune`` measures a model of yours.
 """
 
 import statistics
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
-from benchmarks import options
-from benchmarks.harness import Run, in_turn, quiet_console, timed
-from benchmarks.options import DTYPES, chosen, whole_numbers
+from benchmarks.harness import in_turn, timed
 from lookahead.models.names import CACHE
 from lookahead.runtime.session import bare_model
 from lookahead.tuning import bushy_tree
@@ -26,16 +21,10 @@ from lookahead.tuning import bushy_tree
 WIDTHS = (1, 8, 16, 32, 64, 96, 128)
 _FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
 _FIELDS += ("vocab_size", "tie_word_embeddings", "head_dim")
-PRESETS: dict[str, tuple[int, ...]] = {
-    "bundled": (256, 6, 4, 2, 768, 4096, True, 64),
-    "160m": (768, 12, 12, 12, 3072, 32000, False, 64),
-    "0.5b": (896, 24, 14, 2, 4864, 151936, True, 64),
-    "7b": (4096, 32, 32, 32, 11008, 32000, False, 128),
-}
 
 
 def random_model(sizes: Sequence[int], dtype: torch.dtype, device: str) -> Any:
-    """A Llama of the given sizes (as in ``PRESETS``) with small random weights, made where it is needed."""
+    """A Llama of the given sizes, in the order of ``_FIELDS``, with small random weights, made where it is needed."""
     no_tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     shape: dict[str, Any] = dict(zip(_FIELDS, sizes, strict=True))
     config = LlamaConfig(**shape, max_position_embeddings=32768, **no_tokens)
@@ -80,34 +69,3 @@ def curve(
             for width in in_turn(widths, turn):
                 times[width].append(1e3 * timed(model.device, partial(passes.forward, trees[width]))[1])
     return {width: statistics.median(taken) for width, taken in times.items()}
-
-
-def main(
-    preset: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(PRESETS)}.")] = "bundled",
-    dtypes: options.Dtypes = "float32,bfloat16",
-    contexts: Annotated[str, typer.Option(help="Comma-separated tokens in the KV cache.")] = "128,1024,4096,8192",
-    nodes: Annotated[str, typer.Option(help="Comma-separated nodes of a pass.")] = ",".join(map(str, WIDTHS)),
-    batch: int = 1,
-    rounds: options.Rounds = 9,
-    device: str = "cpu",
-    static: Annotated[bool | None, typer.Option(help="Static shapes; default: the library's choice.")] = None,
-    threads: options.Threads = None,
-    out: options.Out = None,
-) -> None:
-    """Measure every shape, dtype and context."""
-    console = quiet_console(threads)
-    widths = sorted({1, *whole_numbers(nodes)})
-    run = Run("step time", out, device=device, static=static, rounds=rounds, rows=[])
-    for name in chosen(preset, PRESETS, "preset"):
-        for dtype in chosen(dtypes, DTYPES, "dtype"):
-            model = random_model(PRESETS[name], getattr(torch, dtype), device)
-            for context in whole_numbers(contexts):
-                place = {"preset": name, "dtype": dtype, "context": context, "batch": batch}
-                run.add("rows", [{**place, "pass_ms": curve(model, context, widths, batch, rounds, static)}])
-                console.print(run.document["rows"][-1])
-            del model
-    run.finish()
-
-
-if __name__ == "__main__":
-    typer.run(main)
