@@ -29,9 +29,11 @@ from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.best_first import BestFirstTree
 from lookahead.draft.pass_costs import Cut, least_slopes
 from lookahead.sources import SuccessorTable
+from lookahead.sources.perturbed import Draw
 from lookahead.sources.recycling import RecyclingSource
 
 PRIORS = (0.9, 0.6, 0.3, 0.1)
+VOCAB = 40
 
 
 @contextmanager
@@ -108,6 +110,32 @@ def test_trees_are_the_same(seed: int) -> None:
 
 
 @built
+@examples(150)
+@given(st.integers(0, 1 << 30))
+def test_drawn_candidates_are_the_same(seed: int) -> None:
+    """All but those whose share lies where a bin begins."""
+    rng, numbers = random.Random(seed), np.random.default_rng(seed)
+    noise = numbers.exponential(size=(30, VOCAB)).astype(np.float32)
+    lines = numbers.normal(size=(VOCAB, 4)).astype(np.float32)
+    settings = {"temperature": rng.choice([0.5, 1.0]), "top_k": rng.choice([0, 3]), "top_p": rng.choice([1.0, 0.7])}
+    embed = rng.choice([None, lambda tokens: np.stack([lines[token] for token in tokens])])
+    draw = Draw(lambda index: None if index == 5 else noise[index], min_p=rng.choice([0.0, 0.1]), **settings)
+    source = RecyclingSource(SuccessorTable(rng.choice([8, 1 << 14]), VOCAB), draw, embed)
+    for _ in range(6):
+        logits = -np.sort(-numbers.normal(size=(12, 16)).astype(np.float32) * 3.0, axis=1)
+        logits[:, rng.randrange(4, 16) :] = -np.inf
+        tokens = np.stack([numbers.permutation(VOCAB)[:16] for _ in range(12)]).astype(np.int32)
+        source.start([rng.randrange(4) for _ in range(12)], Successors(tokens, logits))
+    source.root()
+    states = [((rng.randrange(4), rng.randrange(4), rng.randrange(6)), index) for index in range(10)]
+    for in_c, python in zip(*either(lambda: [dict(source.propose(state)) for state in states]), strict=True):
+        same = {token for token in in_c if in_c[token] == python.get(token)}
+        others = (set(in_c) | set(python)) - same
+        assert len(others) <= 1, (in_c, python)
+        assert all(abs(in_c.get(token, kind) - kind) <= 1 for token, kind in python.items())
+
+
+@built
 @examples(100)
 @given(st.integers(0, 1 << 30))
 def test_rows_are_entered_the_same(seed: int) -> None:
@@ -166,6 +194,15 @@ def test_what_is_wrong_is_said() -> None:
     ):
         with pytest.raises((TypeError, ValueError), match=error):
             speedups.best_of(*wrong)
+
+
+@built
+@pytest.mark.parametrize("wrong", [[(1, 9)], [(1, -1)], [7], [("a", 0)]], ids=str)
+def test_candidates_that_are_none(wrong: list[Any]) -> None:
+    """Sources of the caller's own are checked before; nothing breaks if one of ours is wrong."""
+    source = TableSource("a", {(): wrong}, PRIORS)
+    with pytest.raises((TypeError, IndexError)):
+        BestFirstTree([source], Acceptance([source])).grow(7, 3, [1.0] * 4, [0.0] * 4)
 
 
 @built
