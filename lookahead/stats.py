@@ -200,7 +200,8 @@ class DecodingStats:
         ``measured`` one where it is given. None = it is not known what a pass over one node costs."""
         if not (self.single_ms and self.timed_ms):
             return None
-        own_ms = self.own_ms or self.single_ms
+        # What one node takes may not have been seen for long; it is no more than what more of them do.
+        own_ms = min(self.own_ms or self.single_ms, self.timed_ms)
         drafts = self.mean_acceptance_length * own_ms / self.timed_ms
         return drafts, self.single_ms / own_ms if measured is None else measured / drafts
 
