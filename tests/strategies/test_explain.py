@@ -72,7 +72,7 @@ def test_the_parts_make_the_whole(emitted: float, own: float, single: float, mea
     assert split is not None
     whole = stats.mean_acceptance_length * single / 3.0 if measured is None else measured
     assert split[0] * split[1] == pytest.approx(whole)
-    assert split[0] == pytest.approx(stats.mean_acceptance_length * own / 3.0), "whatever plain decoding takes"
+    assert split[0] == pytest.approx(stats.mean_acceptance_length * min(own / 3.0, 1.0)), "whatever plain takes"
     told = re.search(r"Drafts (\S+)x times passes (\S+)x makes (?:a loss, )?(\S+)x plain", stats.explain(measured))
     assert told is not None and float(told[3]) == pytest.approx(whole, abs=0.006)
     assert stats.explain(measured).endswith(stats.legend()) and len(stats.legend().splitlines()) <= 3
