@@ -17,7 +17,7 @@ rows take four times what one takes. Weights are packed in float32 there, and ou
     bfloat16, packed in float32, ms                        0.19   0.26   0.32   0.51
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeGuard
@@ -201,7 +201,8 @@ def groups_of(model: nn.Module) -> list[Group]:
 
 def linear_kinds(layers: Iterable[nn.Module]) -> list[nn.Linear]:
     """One linear layer of each kind that kernels tell apart."""
-    return list({str(kind_of(layer)): layer for layer in layers if isinstance(layer, nn.Linear)}.values())
+    linear = (layer for layer in layers if isinstance(layer, nn.Linear))
+    return list({(layer.weight.shape, layer.weight.dtype, layer.bias is None): layer for layer in linear}.values())
 
 
 def kind_of(layer: nn.Linear) -> list[Any]:
@@ -213,25 +214,21 @@ def shapes_of(group: Group) -> Shapes:
     return tuple(layer.weight.shape for layer in group)
 
 
-class _Outputs:
-    """What a group has computed of its last input and some of its layers have not taken yet."""
+class SharedOutputs:
+    """What layers that read the same input have computed of their last one, and some have not taken yet."""
 
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self._sizes = sizes
-        self._input: Tensor | None = None
-        self._waiting: dict[int, Tensor] = {}
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, dict[int, Tensor]] | None = None
 
-    def take(self, place: int, input: Tensor, weight: Tensor, bias: Tensor | None, limits: RowRange) -> Tensor:
-        """The outputs of the layer at ``place``; of another input than the last one, all are computed."""
-        if input is not self._input or place not in self._waiting:
-            outputs = packed_linear(input, weight, bias, limits).split(self._sizes, -1)
-            if limits != ANY_ROWS:  # some operations round otherwise where numbers lie apart
-                outputs = [part.contiguous() for part in outputs]
-            self._input, self._waiting = input, dict(enumerate(outputs))
-        output = self._waiting.pop(place)
-        if not self._waiting:
-            self._input = None
-        return output
+    def take(self, place: int, input: Tensor, compute: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
+        """The outputs of the layer at ``place``; of another input than the last one, ``compute`` gives all layers'."""
+        last = self._last
+        if last is None or last[0] is not input or place not in last[1]:
+            last = self._last = input, dict(enumerate(compute(input)))
+        taken = last[1].pop(place)
+        if not last[1]:
+            self._last = None
+        return taken
 
 
 class PackedLinear(nn.Linear):
@@ -241,7 +238,8 @@ class PackedLinear(nn.Linear):
     packed_bias: Tensor | None
     packs_single: bool
     place: int
-    outputs: _Outputs | None  # of the group; None = the layer is alone
+    sizes: tuple[int, ...]  # outputs of each layer of the group
+    outputs: SharedOutputs | None  # of the group; None = the layer is alone
     limits: RowRange
 
     def forward(self, input: Tensor) -> Tensor:
@@ -250,7 +248,12 @@ class PackedLinear(nn.Linear):
             return nn.functional.linear(input, self.weight, self.bias)
         if self.outputs is None:
             return packed_linear(input, self.packed, self.packed_bias, self.limits)
-        return self.outputs.take(self.place, input, self.packed, self.packed_bias, self.limits)
+        return self.outputs.take(self.place, input, self._of_group)
+
+    def _of_group(self, input: Tensor) -> Sequence[Tensor]:
+        outputs = packed_linear(input, self.packed, self.packed_bias, self.limits).split(self.sizes, -1)
+        # Some operations round otherwise where numbers lie apart.
+        return outputs if self.limits == ANY_ROWS else [part.contiguous() for part in outputs]
 
 
 class LimitedLinear(nn.Linear):
@@ -266,7 +269,7 @@ class LimitedLinear(nn.Linear):
 
 def packed_twin(model: nn.Module, packed: Packed) -> Any:
     """The model's modules, its linear layers run as ``packed`` says."""
-    outputs: dict[int, _Outputs] = {}  # by the id of a group's weight
+    outputs: dict[int, SharedOutputs] = {}  # by the id of a group's weight
     limits = packed.limits or Invariance({})
 
     def change(twin: Any) -> None:
@@ -279,10 +282,10 @@ def packed_twin(model: nn.Module, packed: Packed) -> Any:
                 twin.__dict__["limits"] = own
                 twin.__class__ = LimitedLinear
             return
-        group = outputs.setdefault(id(part.weight), _Outputs(part.sizes)) if len(part.sizes) > 1 else None
+        group = outputs.setdefault(id(part.weight), SharedOutputs()) if len(part.sizes) > 1 else None
         twin.__dict__["_buffers"] = {"packed": part.weight, "packed_bias": part.bias}
         single = part.single or own.least > 1  # one row is several
-        twin.__dict__.update(packs_single=single, place=part.place, outputs=group, limits=own)
+        twin.__dict__.update(packs_single=single, place=part.place, sizes=part.sizes, outputs=group, limits=own)
         twin.__class__ = PackedLinear
 
     return twin_of(model, change)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from jacobi import LookaheadError
+from lookahead.runtime.packed_layers import SharedOutputs
 
 _LEVELS = 127  # of numbers of 8 bits, to either side of 0
 _GROUP = 32  # inputs of a row of weights of 4 bits that share a scale; larger groups are no faster
@@ -51,25 +52,6 @@ def product(numbers: Tensor, steps: Tensor, weight: Tensor, scales: Tensor, zero
 def _kernels() -> Any:
     """Rounding of inputs, and oneDNN's product of bytes. Compiled, as a list of options cannot be traced."""
     return torch.jit.CompilationUnit(_SOURCE)
-
-
-class SharedOutputs:
-    """What layers that read the same input have computed of their last one, and some have not taken yet."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = list(sizes)
-        self._last: tuple[Tensor, dict[int, Tensor]] | None = None
-
-    def take(self, place: int, input: Tensor, *weights: Tensor) -> Tensor:
-        """The outputs of the layer at ``place``; of another input than the last one, all are computed."""
-        last = self._last
-        if last is None or last[0] is not input or place not in last[1]:
-            outputs = _kernels().product(*_kernels().rounded(input, _TINY), *weights)
-            last = self._last = input, dict(enumerate(outputs.split(self._sizes, -1)))
-        taken = last[1].pop(place)
-        if not last[1]:
-            self._last = None
-        return taken
 
 
 class QuantisedLinear(nn.Module):
@@ -109,16 +91,20 @@ class Int8Linear(QuantisedLinear):
     def __init__(self, layer: nn.Linear, packed: "Packed8", place: int) -> None:
         super().__init__(layer, packed.weight, packed.scales)
         self.register_buffer("zeros", packed.zeros, persistent=False)
-        self.place, self.outputs = place, packed.outputs
+        self.place, self.sizes, self.outputs = place, packed.sizes, packed.outputs
 
     def forward(self, input: Tensor) -> Tensor:
         shape = (*input.shape[:-1], self.out_features)
         if not input.numel():
             return input.new_empty(shape)
-        outputs = self.outputs.take(self.place, input, self.packed, self.scales, self.zeros)
+        outputs = self.outputs.take(self.place, input, self._of_group)
         if self.bias is not None:
             outputs = outputs + self.bias
         return outputs.to(input.dtype).reshape(shape)
+
+    def _of_group(self, input: Tensor) -> Sequence[Tensor]:
+        numbers, steps = _kernels().rounded(input, _TINY)
+        return _kernels().product(numbers, steps, self.packed, self.scales, self.zeros).split(self.sizes, -1)
 
 
 class Packed8(NamedTuple):
@@ -127,6 +113,7 @@ class Packed8(NamedTuple):
     weight: Tensor
     scales: Tensor
     zeros: Tensor
+    sizes: list[int]  # outputs of each layer
     outputs: SharedOutputs
 
 
@@ -139,8 +126,8 @@ def int8_layers(group: Sequence[nn.Linear]) -> list[Int8Linear]:
     sizes = list(map(len, parts))
     for part, scale, into in zip(parts, scales.split(sizes), numbers.split(sizes), strict=True):
         into.copy_(part.float().div_(scale[:, None]).round_())
-    zeros, outputs = torch.zeros(len(scales), dtype=torch.int64), SharedOutputs(list(map(len, weights)))
-    packed = Packed8(torch.ops.onednn.qlinear_prepack(numbers, None), scales, zeros, outputs)
+    zeros, sizes = torch.zeros(len(scales), dtype=torch.int64), list(map(len, weights))
+    packed = Packed8(torch.ops.onednn.qlinear_prepack(numbers, None), scales, zeros, sizes, SharedOutputs())
     return [Int8Linear(layer, packed, place) for place, layer in enumerate(group)]
 
 

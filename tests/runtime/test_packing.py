@@ -114,7 +114,7 @@ def test_layers_are_computed_together_where_they_read_the_same(
         close = torch.testing.assert_close
         close(twin(*pair), module(*pair), rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
         assert len(calls) == (3 if groups == 3 else 1 + (pair[0] is not pair[1]))
-    assert groups == 3 or not twin.q_proj.outputs._waiting
+    assert groups == 3 or twin.q_proj.outputs._last is None
 
 
 @torch.no_grad()
