@@ -101,7 +101,6 @@ class LinearModel:
         model, traits: a causal model that passed the self-test of linear drafts.
         prompt: the text is left in its cache, which may already hold an earlier call's; None = in a new one.
         depth_limit: positions at or past this one are never drafted; None = no limit.
-        reason: why it follows no trees.
         test: what is wrong with the model's linear drafts (None = nothing), see :class:`PaidTest`; None = it is known.
     """
 
@@ -117,7 +116,6 @@ class LinearModel:
         wants: Wants,
         *,
         depth_limit: int | None = None,
-        reason: str | None = None,
         test: Callable[[], str | None] | None = None,
     ) -> None:
         self._model = model
@@ -128,7 +126,6 @@ class LinearModel:
         self._depth_limit = depth_limit
         self.hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
         self._top_k, self._prompt_tokens = wants.top_k, wants.prompt_top_k
-        self.route_reason = reason
         self.replayed = 0  # tokens that were fed more than once, summed over passes (of one sequence)
         self.repeated = self.in_a_row = 0  # written tokens that would have been drafted rightly, and the last of them
         self._repeats, self._test = Repeats(self._input_ids.tolist()), PaidTest(test, self._input_ids.shape[1])
