@@ -1,6 +1,5 @@
 """Which latency curve belongs to a call, and where measured ones are kept."""
 
-import hashlib
 import json
 from collections.abc import Hashable
 from pathlib import Path
@@ -13,6 +12,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.draft.latency import FORMAT, StepTimes
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime import machine
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.machine import cache_folder, processor_name
 from lookahead.runtime.open import dynamic_reason
@@ -60,8 +60,7 @@ def describe(
 
 def cache_file(about: dict[str, Any]) -> Path:
     """The file of a curve; another one as soon as anything in ``about``, see :func:`describe`, differs."""
-    text = json.dumps([FORMAT, about], sort_keys=True, default=str)
-    return cache_folder() / f"step-times-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+    return machine.cache_file("step-times", json.dumps([FORMAT, about], sort_keys=True, default=str))
 
 
 def cached(

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "lookahead"
 
 
+def cache_file(kind: str, key: str) -> Path:
+    """The file there for a ``key`` of any length; another one as soon as anything in it differs."""
+    return cache_folder() / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+
 def kernels() -> list[Any]:
     """All that decides which of torch's kernels for a CPU run, and in which order they add."""
     chosen = {
@@ -57,16 +63,11 @@ def found_once(kind: str, about: list[Any], find: Callable[[], Any]) -> Any:
 
 
 def _read_or_find(kind: str, key: str, find: Callable[[], Any]) -> Any:
-    try:
-        file = cache_folder() / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
-        if file.exists():
-            return json.loads(file.read_text())["found"]
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # RuntimeError: there is no home folder
-        return find()
+    with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):  # RuntimeError: there is no home folder
+        return json.loads(cache_file(kind, key).read_text())["found"]
     found = find()
-    try:
+    with suppress(OSError, RuntimeError):
+        file = cache_file(kind, key)
         file.parent.mkdir(parents=True, exist_ok=True)
         _files.write_text(file, json.dumps({"about": json.loads(key), "found": found}))
-    except OSError:
-        pass
     return found

@@ -1,8 +1,8 @@
 """Rows of input that linear layers may be given at a time, for a row's outputs to be the same whatever is beside it.
 
 Kernels are chosen by the number of rows, and each adds in an order of its own. On most machines one order serves up to
-some tens of rows, often for a single row, too. That is tried, with weights of the model, and layers are given no other
-numbers of rows: one is given as two, many in parts.
+some tens of rows, often for a single row, too. That is tried once a machine, with numbers of its own, and layers are
+given no other numbers of rows: one is given as two, many in parts.
 """
 
 from functools import partial
