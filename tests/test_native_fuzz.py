@@ -123,10 +123,9 @@ def usual(rng: random.Random, name: str) -> list[Any]:
         noise = numbers.exponential(size=(lines, vocab)).astype(np.float32)
         ids = np.argsort(-logits, 1)[:, : min(vocab, 5)].astype(np.int32)
         best = np.take_along_axis(logits, ids, 1)
-        nodes = np.array([-1, 0, rng.randrange(2)], np.int32), np.array([0, *ids[:2, 0]], np.int32)
         warp = (0.7, rng.choice([0, 3]), rng.choice([1.0, 0.9]), rng.choice([0.0, 0.1]))
         how = rng.randrange(lines), rng.randrange(lines), warp, (1e-6, 1e-5, 5)
-        return [logits, *rng.choice([(ids, best), (None, None)]), *nodes, (noise,) * 3, how]
+        return [logits, *rng.choice([(ids, best), (None, None)]), noise, how]
     if name == "attend":
         slots, channels = rng.choice([lines, 70]), rng.choice([1, 8, 24])
         shapes = [(2 * lines, 4 * channels)] * 2 + [(4, slots * channels)] * 2
@@ -143,10 +142,10 @@ def usual(rng: random.Random, name: str) -> list[Any]:
     if name == "rows":
         return arrays
     rows, context = _native.speedups.rows(*arrays), tuple(rng.randrange(2) for _ in range(3))
-    nodes = np.array([-1, 0, 0, 1], np.int32), np.array([5, 6, 7, 8], np.int32)
+    contexts = np.array([context, (*context[1:], 6), (*context[1:], 7), (context[2], 6, 8)], np.int64)
     if name == "put":
-        return [rows, 16, context, *nodes]
-    _native.speedups.put(rows, 16, context, *nodes)
+        return [rows, 16, contexts]
+    _native.speedups.put(rows, 16, contexts)
     assert name == "heard"
     settings = (0.7, 0, 1.0, 0.0), 2, (0.5, 2.0, 2.7, 3.3, 0.4, 50.0), np.array([0.01, 0.02, 0.5]), 8, 18
     return [settings, rows, 20, context, noise_or_none(rng, numbers), [(rng.randrange(8), 0.5)]]
@@ -284,7 +283,7 @@ def grow(rng: random.Random, depth: int = 0) -> Any:
     asked = *(tuple(getattr(source, name) for source in sources) for name in ("propose", "step")), (0, 6)
     arrays = [np.array(each) for each in (odds, times, [0.01] * sizes)]
     numbers = [0.01, 1.0, 0.001, 0.0, 1.0, 50.0, 0.3, rng.choice([0.0, 0.1]), rng.choice([0.0, 0.1])]
-    given = [7, ((1,), (2,)), asked, *arrays, tuple(numbers), (rng.randrange(12), rng.random() < 0.2)]
+    given = [7, ((1,), (2,)), *asked, *arrays, tuple(numbers), (rng.randrange(12), rng.random() < 0.2)]
     if depth == 0 and rng.random() < 0.5:
         at = rng.randrange(len(given))
         given[at] = spoilt(rng, given[at], rng.choice(lists).clear)

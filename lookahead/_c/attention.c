@@ -207,15 +207,17 @@ is_sound(Attention *of, Py_ssize_t size)
  * [batch * node, head * channel] over slots [batch * key head, slot * channel], of which the last are the nodes' own. A
  * mask [batch * node, slot] is below 0 where a slot is hidden, or None. `sequences` are int32 [batch, 3 + node]. */
 PyObject *
-attend(PyObject *module, PyObject *const *args, Py_ssize_t count)
+attend(PyObject *module, PyObject *args)
 {
     Attention of = {.arrays = {{"queries", "hH", 2, 2}, {"output", "hH", 2, 2, WRITTEN}, {"keys", "hH", 2, 2},
                                {"values", "hH", 2, 2}, {"mask", "hH", 2, 2, OPTIONAL}, {"sequences", INT32, 2}}};
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
+    Array *each = of.arrays;
     Py_ssize_t channels;
     unsigned threads;
-    if (!takes("attend", 7, count) || !read_tuple(args[6], "nfI;shape", &channels, &of.scale, &threads) ||
-        open_arrays(of.arrays, args, 6) < 0)
+    if (!PyArg_ParseTuple(args, "O&O&O&O&O&O&(nfI):attend", open_array, each, open_array, each + 1, open_array,
+                          each + 2, open_array, each + 3, open_array, each + 4, open_array, each + 5, &channels,
+                          &of.scale, &threads) || share_memory(each, 6))
         return NULL;
     if (is_sound(&of, channels)) {
 #ifdef __gnu_linux__ /* torch's own threads, where its library is found: others would wait beside them */
@@ -236,5 +238,5 @@ attend(PyObject *module, PyObject *const *args, Py_ssize_t count)
 }
 #else
 PyObject *
-attend(PyObject *module, PyObject *const *args, Py_ssize_t count) { return NULL; }
+attend(PyObject *module, PyObject *args) { return NULL; }
 #endif

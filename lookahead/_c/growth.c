@@ -4,7 +4,7 @@ typedef struct { /* a candidate, of which nothing but the token and, as value, t
     double value;
     long token;
     int parent, place, depth;
-    PyObject *held; /* a reference: to its parent's states while it waits, then to what sources propose below it */
+    PyObject *states, *offered; /* references: a node's states, and what sources propose there; NULL if none is asked */
 } Node;
 
 typedef struct {
@@ -13,7 +13,7 @@ typedef struct {
 } Nodes;
 
 typedef struct { /* what BestFirstTree.growing is given, and knows */
-    PyObject *proposers, *steps, *offsets; /* tuples */
+    PyObject *proposers, *steps, *offsets, *states; /* tuples; the last: states at the root */
     Array arrays[3];
     const double *odds, *times, *least;
     double floor, ask_ms, calibration, most_odds, likely, token_ms, again_ms, cheapest;
@@ -56,7 +56,7 @@ comes_before(const Node *one, const Node *other)
     return one->parent != other->parent ? one->parent < other->parent : one->place < other->place;
 }
 
-/* Let a candidate wait, with a reference of its own. It comes from what was the best, so few that wait are better. */
+/* Let a candidate wait. It comes from what was the best, so few that wait are better. */
 static int
 let_wait(Nodes *waiting, Node entry)
 {
@@ -66,20 +66,7 @@ let_wait(Nodes *waiting, Node entry)
     for (; at > waiting->all && comes_before(at - 1, &entry); at--)
         *at = at[-1];
     *at = entry;
-    Py_INCREF(entry.held);
     return 0;
-}
-
-/* Keep the best that wait. */
-static void
-keep(Nodes *waiting, Py_ssize_t count)
-{
-    Py_ssize_t others = waiting->count - count;
-    for (Py_ssize_t at = 0; at < others; at++)
-        Py_DECREF(waiting->all[at].held);
-    if (others > 0 && count)
-        memmove(waiting->all, waiting->all + others, count * sizeof(Node));
-    waiting->count = count;
 }
 
 /* best_first._odds: a candidate into `found`, where those of the sources before its own stand `before` the others. */
@@ -101,7 +88,7 @@ count_candidate(Growth *growth, PyObject *candidate, long offset, Py_ssize_t bef
         place++;
     double odds = growth->odds[offset + 2 * kind + (place < before)];
     if (place == found->count)
-        return add(found, (Node){odds, token, 0, 0, 0, NULL});
+        return add(found, (Node){odds, token});
     found->all[place].value = place < before ? fmin(found->all[place].value * odds, growth->most_odds) : odds;
     return 0;
 }
@@ -138,43 +125,43 @@ ask_all(Growth *growth, PyObject *functions, PyObject *states, PyObject *token)
     return all;
 }
 
-/* Ask all sources about a node, and let its candidates wait that are worth more than `worth`. What they propose; the
- * node's states are left in `states`. */
-static PyObject *
-ask(Growth *growth, PyObject **states, int node, double worth)
+/* Ask all sources about a node, and let its candidates wait that are worth more than `worth`. */
+static int
+ask(Growth *growth, int node, double worth)
 {
-    const Node *asked = growth->nodes.all + node;
+    Node *asked = growth->nodes.all + node;
     Nodes *found = &growth->found;
     if (node) {
-        PyObject *token = PyLong_FromLong(asked->token);
-        Py_SETREF(*states, token == NULL ? NULL : ask_all(growth, growth->steps, *states, token));
+        PyObject *token = PyLong_FromLong(asked->token), *above = growth->nodes.all[asked->parent].states;
+        asked->states = token == NULL ? NULL : ask_all(growth, growth->steps, above, token);
         Py_XDECREF(token);
-    }
+    } else
+        asked->states = Py_NewRef(growth->states);
     found->count = 0;
-    PyObject *proposed = *states == NULL ? NULL : ask_all(growth, growth->proposers, *states, NULL);
+    asked->offered = asked->states == NULL ? NULL : ask_all(growth, growth->proposers, asked->states, NULL);
     growth->asks++;
     spend(growth, growth->ask_ms);
     double sum = 0.0;
     for (Py_ssize_t place = 0; place < found->count; place++)
         sum += found->all[place].value;
     double share = asked->value / (1.0 + sum);
-    for (int place = 0; proposed != NULL && place < found->count; place++) {
-        Node entry = {found->all[place].value * share, found->all[place].token, node, place, asked->depth + 1, *states};
-        if (entry.value > worth && let_wait(&growth->waiting, entry) < 0)
-            Py_CLEAR(proposed);
+    int failed = asked->offered == NULL;
+    for (int place = 0; !failed && place < found->count; place++) {
+        Node entry = {found->all[place].value * share, found->all[place].token, node, place, asked->depth + 1};
+        failed = entry.value > worth && let_wait(&growth->waiting, entry) < 0;
     }
-    return proposed;
+    return failed ? -1 : 0;
 }
 
-/* Take nodes until none pays any more, or there is an error: BestFirstTree.growing. */
+/* Take nodes until none pays any more, or there is an error: BestFirstTree.growing. Those that wait and will never be
+ * taken, because no place is left for them, are worth no more than `rest`. */
 static void
-take_nodes(Growth *growth, long root, PyObject *states)
+take_nodes(Growth *growth, long root)
 {
     Nodes *nodes = &growth->nodes, *waiting = &growth->waiting;
     Py_ssize_t look = growth->most;
     double chance = 1.0, expected = 1.0, rest = 0.0, calibration = growth->calibration;
-    Node taken = {1.0, root, -1, 0, 0, NULL};
-    Py_INCREF(states);
+    Node taken = {1.0, root, -1};
     for (;;) {
         int node = (int)nodes->count;
         double worth = fmax(fmax(growth->floor, growth->speed * growth->cheapest / calibration), rest);
@@ -182,25 +169,20 @@ take_nodes(Growth *growth, long root, PyObject *states)
         double pays = growth->speed * (least + growth->ask_ms) / calibration;
         int asks = taken.depth < growth->room &&
                    (!node || (value > worth && value * fmax(chance, growth->likely) > fmax(pays, rest)));
-        taken.held = NULL;
-        if (add(nodes, taken) < 0)
+        if (add(nodes, taken) < 0 || (asks && ask(growth, node, worth) < 0))
             break;
-        PyObject *proposed = asks ? ask(growth, &states, node, worth) : PyTuple_New(0);
-        nodes->all[node].held = proposed;
         Py_ssize_t left = growth->most - nodes->count;
-        if (proposed == NULL || !waiting->count || left <= 0)
+        if (!waiting->count || left <= 0)
             break;
         if (left <= look && left <= waiting->count && !growth->chain) {
-            keep(waiting, left);
-            rest = waiting->all[0].value;
+            rest = waiting->all[waiting->count - left].value;
             look = left / 2;
         }
         taken = waiting->all[--waiting->count];
         if (growth->chain)
-            keep(waiting, 0);
+            waiting->count = 0;
         value = taken.value;
         chance = taken.parent ? value / nodes->all[taken.parent].value : value;
-        Py_SETREF(states, taken.held);
         if (value * calibration <= growth->speed * least)
             break;
         expected += value * calibration;
@@ -214,7 +196,6 @@ take_nodes(Growth *growth, long root, PyObject *states)
             growth->best_count = nodes->count + 1;
         }
     }
-    Py_XDECREF(states);
 }
 
 /* How many nodes were asked about, and the tree as far as it pays: tokens, parents, depths, children, values of all but
@@ -226,9 +207,9 @@ grown(const Growth *growth)
     for (Py_ssize_t node = 0; found != NULL && node < growth->best_count; node++) {
         PyObject *const *lists = &PyTuple_GET_ITEM(found, 1), *number = PyLong_FromSsize_t(node);
         const Node *each = growth->nodes.all + node;
-        if (number == NULL || append(lists[0], PyLong_FromLong(each->token)) < 0 ||
-            append(lists[1], PyLong_FromLong(each->parent)) < 0 || append(lists[2], PyLong_FromLong(each->depth)) < 0 ||
-            append(lists[3], PyDict_New()) < 0 || append(lists[5], Py_NewRef(each->held)) < 0 ||
+        if (append(lists[5], each->offered == NULL ? PyTuple_New(0) : Py_NewRef(each->offered)) < 0 || number == NULL ||
+            append(lists[0], PyLong_FromLong(each->token)) < 0 || append(lists[1], PyLong_FromLong(each->parent)) < 0 ||
+            append(lists[2], PyLong_FromLong(each->depth)) < 0 || append(lists[3], PyDict_New()) < 0 ||
             (node && append(lists[4], PyFloat_FromDouble(each->value)) < 0) ||
             (node && PyDict_SetItem(PyList_GET_ITEM(lists[3], each->parent), PyList_GET_ITEM(lists[0], node), number)))
             Py_CLEAR(found);
@@ -237,49 +218,47 @@ grown(const Growth *growth)
     return found;
 }
 
-/* grow(root, states, (proposers, steps, offsets), odds, times, least,
+/* grow(root, states, proposers, steps, offsets, odds, times, least,
  *      (floor, gain, ask_ms, beside_ms, calibration, most_odds, likely, token_ms, again_ms), (room, chain)):
  * (asks, tokens, parents, depths, children, values, offered). */
 PyObject *
-grow(PyObject *module, PyObject *const *args, Py_ssize_t count)
+grow(PyObject *module, PyObject *args)
 {
     Growth growth = {.arrays = {{"odds", "d", 8, 1}, {"times", "d", 8, 1}, {"least", "d", 8, 1}}, .best_count = 1};
+    Array *odds = growth.arrays, *times = odds + 1, *least = odds + 2;
     PyTypeObject *tuple = &PyTuple_Type;
     PyObject *found = NULL;
-    if (!takes("grow", 8, count) ||
-        !read_tuple(args[2], "O!O!O!;sources", tuple, &growth.proposers, tuple, &growth.steps, tuple,
-                    &growth.offsets) ||
-        !read_tuple(args[6], "ddddddddd;numbers", &growth.floor, &growth.best_expected, &growth.ask_ms, &growth.spent,
-                    &growth.calibration, &growth.most_odds, &growth.likely, &growth.token_ms, &growth.again_ms) ||
-        !read_tuple(args[7], "np;room and chain", &growth.room, &growth.chain))
+    long root;
+    if (!PyArg_ParseTuple(args, "lO!O!O!O!O&O&O&(ddddddddd)(np):grow", &root, tuple, &growth.states, tuple,
+                          &growth.proposers, tuple, &growth.steps, tuple, &growth.offsets, open_array, odds, open_array,
+                          times, open_array, least, &growth.floor, &growth.best_expected, &growth.ask_ms, &growth.spent,
+                          &growth.calibration, &growth.most_odds, &growth.likely, &growth.token_ms, &growth.again_ms,
+                          &growth.room, &growth.chain))
         return NULL;
-    long root = PyLong_AsLong(args[0]);
-    growth.sources = PyTuple_GET_SIZE(growth.proposers);
-    if (PyErr_Occurred() || open_arrays(growth.arrays, args + 3, 3) < 0)
-        return NULL;
-    growth.odds = (const double *)growth.arrays[0].data;
-    growth.times = (const double *)growth.arrays[1].data;
-    growth.least = (const double *)growth.arrays[2].data;
-    growth.most = growth.arrays[1].length;
+    growth.odds = (const double *)odds->data;
+    growth.times = (const double *)times->data;
+    growth.least = (const double *)least->data;
+    growth.most = times->length;
     growth.cheapest = INFINITY;
-    for (Py_ssize_t at = 0; at < growth.arrays[2].length; at++)
+    for (Py_ssize_t at = 0; at < least->length; at++)
         growth.cheapest = fmin(growth.cheapest, growth.least[at]);
     growth.best_time = growth.most ? growth.times[0] : NAN;
     spend(&growth, 0.0);
-    if (!PyTuple_Check(args[1]) || PyTuple_GET_SIZE(args[1]) != growth.sources ||
-        PyTuple_GET_SIZE(growth.steps) != growth.sources || PyTuple_GET_SIZE(growth.offsets) != growth.sources ||
-        growth.arrays[2].length != growth.most)
+    growth.sources = PyTuple_GET_SIZE(growth.states);
+    if (PyTuple_GET_SIZE(growth.proposers) != growth.sources || PyTuple_GET_SIZE(growth.steps) != growth.sources ||
+        PyTuple_GET_SIZE(growth.offsets) != growth.sources || least->length != growth.most)
         PyErr_SetString(PyExc_ValueError, "every source has a state, and every size a cost and a slope");
     else if (!(growth.speed >= 0.0 && growth.speed < INFINITY && growth.calibration > 0.0 &&
                growth.floor + growth.ask_ms + growth.token_ms + growth.again_ms >= 0.0))
         PyErr_SetString(PyExc_ValueError, "expected times and a calibration above 0");
     else
-        take_nodes(&growth, root, args[1]);
+        take_nodes(&growth, root);
     if (!PyErr_Occurred())
         found = grown(&growth);
-    while (growth.nodes.count)
-        Py_XDECREF(growth.nodes.all[--growth.nodes.count].held);
-    keep(&growth.waiting, 0);
+    for (Node *node = growth.nodes.all; node < growth.nodes.all + growth.nodes.count; node++) {
+        Py_XDECREF(node->states);
+        Py_XDECREF(node->offered);
+    }
     PyMem_Free(growth.waiting.all);
     PyMem_Free(growth.found.all);
     PyMem_Free(growth.nodes.all);

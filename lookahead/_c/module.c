@@ -17,19 +17,23 @@ fits(const Array *array)
     return sound || buffer->len == 0;
 }
 
-static int
-open_array(Array *array, PyObject *given)
+int
+open_array(PyObject *given, void *opened)
 {
+    Array *array = opened;
     Py_buffer *buffer = &array->buffer;
-    if (given == Py_None && array->flags & OPTIONAL)
-        return 0;
+    if (given == NULL || (given == Py_None && array->flags & OPTIONAL)) {
+        PyBuffer_Release(buffer);
+        return Py_CLEANUP_SUPPORTED;
+    }
     if (PyObject_GetBuffer(given, buffer, array->flags & WRITTEN ? PyBUF_RECORDS : PyBUF_RECORDS_RO) < 0)
-        return -1;
+        return 0;
     Py_ssize_t size = buffer->itemsize;
     if (!fits(array)) {
         PyErr_Format(PyExc_TypeError, "%s: expected %d axes of '%.1s', %zd bytes each; got %d of '%.9s', %zd bytes",
                      array->name, array->axes, array->formats, array->size, buffer->ndim, buffer->format, size);
-        return -1;
+        PyBuffer_Release(buffer);
+        return 0;
     }
     array->data = buffer->buf;
     array->size = size;
@@ -37,25 +41,7 @@ open_array(Array *array, PyObject *given)
     array->stride = array->axes > 1 ? buffer->strides[0] : 0;
     array->length = buffer->shape[array->axes - 1];
     array->end = array->data + (buffer->len ? (array->lines - 1) * array->stride + array->length * array->size : 0);
-    return 0;
-}
-
-int
-open_arrays(Array *arrays, PyObject *const *given, int count)
-{
-    for (int at = 0; at < count; at++) {
-        int failed = open_array(arrays + at, given[at]) < 0;
-        for (Array *one = arrays, *other = arrays + at; one < other && !failed; one++)
-            if ((one->flags | other->flags) & WRITTEN && one->data < other->end && other->data < one->end) {
-                PyErr_Format(PyExc_ValueError, "%s and %s share memory", one->name, other->name);
-                failed = 1;
-            }
-        if (failed) {
-            close_arrays(arrays, count);
-            return -1;
-        }
-    }
-    return 0;
+    return Py_CLEANUP_SUPPORTED;
 }
 
 void
@@ -66,25 +52,16 @@ close_arrays(Array *arrays, int count)
 }
 
 int
-takes(const char *name, Py_ssize_t count, Py_ssize_t given)
+share_memory(Array *arrays, int count)
 {
-    if (count != given)
-        PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, got %zd", name, count, given);
-    return count == given;
-}
-
-int
-read_tuple(PyObject *given, const char *format, ...)
-{
-    if (!PyTuple_Check(given)) {
-        PyErr_Format(PyExc_TypeError, "%s: got no tuple but %.100s", strchr(format, ';') + 1, Py_TYPE(given)->tp_name);
-        return 0;
-    }
-    va_list parts;
-    va_start(parts, format);
-    int read = PyArg_VaParse(given, format, parts);
-    va_end(parts);
-    return read;
+    for (Array *other = arrays; other < arrays + count; other++)
+        for (Array *one = arrays; one < other; one++)
+            if ((one->flags | other->flags) & WRITTEN && one->data < other->end && other->data < one->end) {
+                PyErr_Format(PyExc_ValueError, "%s and %s share memory", one->name, other->name);
+                close_arrays(arrays, count);
+                return 1;
+            }
+    return 0;
 }
 
 int
@@ -95,7 +72,7 @@ append(PyObject *list, PyObject *item)
     return failed;
 }
 
-#define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL},
+#define METHOD(name) {#name, name, METH_VARARGS, NULL},
 
 static PyMethodDef methods[] = {EACH(METHOD){NULL, NULL, 0, NULL}};
 

@@ -87,14 +87,14 @@ read_words(uint32_t *words, int next, uint32_t *out, int count)
 /* exponential(states, lines): fill float32 lines as torch's `exponential_` does, as many behind each of several states,
  * of which the first is given and the others are found. */
 PyObject *
-exponential(PyObject *module, PyObject *const *args, Py_ssize_t given)
+exponential(PyObject *module, PyObject *args)
 {
     Saved saved = {.left = 0};
     uint32_t generator[WORDS], words[2 * PART] = {0};
     float part[PART];
     Array arrays[] = {{"states", "B", 1, 2, WRITTEN}, {"lines", FLOAT32, 2, WRITTEN}};
-    const Array *states = arrays, *lines = arrays + 1;
-    if (!takes("exponential", 2, given) || open_arrays(arrays, args, 2) < 0)
+    Array *states = arrays, *lines = arrays + 1;
+    if (!PyArg_ParseTuple(args, "O&O&:exponential", open_array, states, open_array, lines) || share_memory(arrays, 2))
         return NULL;
     if (states->lines && states->length >= (Py_ssize_t)sizeof(Saved))
         memcpy(&saved, states->data, sizeof(Saved));

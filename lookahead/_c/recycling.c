@@ -1,6 +1,190 @@
 #include "speedups.h"
 
+#define TOGETHER 64 /* rows that are found before any of them is written */
+#define NAME "lookahead._speedups.rows"
+#define PLACES 4 /* of lookahead.sources.successor_table */
+#define WAYS 8 /* entries of a bucket */
 #define MOST_ROWS 30 /* that one node is told by */
+
+static const uint64_t FACTORS[PLACES][3] = { /* of a context's tokens: successor_table._FACTORS */
+    {0, 0, 0x9E3779B97F4A7C15},
+    {0, 0xC2B2AE3D27D4EB4F, 0x9E3779B97F4A7C15},
+    {0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0x9E3779B97F4A7C15},
+    {0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0},
+};
+
+enum { /* a table's arrays */
+    ENTRIES, /* [bucket, 2 WAYS] of uint32: tags, and the numbers of their rows */
+    BEFORE,  /* [row, 3] of uint32: the number of the row that its context of so many tokens had before */
+    TOKENS,  /* [row, width] of uint16 or int32, best first */
+    LOGITS,
+    ARRAYS,
+};
+
+typedef struct { /* SuccessorTable.rows, in a capsule that holds them */
+    Array arrays[ARRAYS];
+    Py_ssize_t width, capacity;
+    uint32_t written; /* the next row's number, as it is told in each call */
+} Rows;
+
+static void
+free_rows(PyObject *capsule)
+{
+    Rows *rows = PyCapsule_GetPointer(capsule, NAME);
+    close_arrays(rows->arrays, ARRAYS);
+    PyMem_Free(rows);
+}
+
+/* rows(entries, before, tokens, logits): SuccessorTable.rows. */
+PyObject *
+rows(PyObject *module, PyObject *args)
+{
+    Rows found = {{{"entries", "IL", 4, 2, WRITTEN}, {"before", "IL", 4, 2, WRITTEN}, {"tokens", "hHil", 0, 2},
+                   {"logits", FLOAT32, 2}}};
+    Array *entries = found.arrays + ENTRIES, *before = found.arrays + BEFORE, *tokens = found.arrays + TOKENS;
+    Array *logits = found.arrays + LOGITS;
+    if (!PyArg_ParseTuple(args, "O&O&O&O&:rows", open_array, entries, open_array, before, open_array, tokens,
+                          open_array, logits) || share_memory(found.arrays, ARRAYS))
+        return NULL;
+    found.capacity = logits->lines;
+    found.width = logits->length;
+    if (!entries->lines || entries->lines & (entries->lines - 1) || entries->length != 2 * WAYS || !found.capacity ||
+        found.capacity & (found.capacity - 1) || before->lines != found.capacity || before->length != 3 ||
+        tokens->lines != found.capacity || tokens->length != found.width)
+        PyErr_SetString(PyExc_ValueError, "expected entries [2^n, 16], before [2^n, 3], tokens, logits [2^n, rank]");
+    Rows *held = PyErr_Occurred() ? NULL : PyMem_New(Rows, 1);
+    PyObject *capsule = held == NULL ? NULL : PyCapsule_New(memcpy(held, &found, sizeof(Rows)), NAME, free_rows);
+    if (capsule == NULL) {
+        close_arrays(found.arrays, ARRAYS);
+        PyMem_Free(held);
+    }
+    return capsule != NULL || PyErr_Occurred() ? capsule : PyErr_NoMemory();
+}
+
+/* The numbers of the rows that its contexts had before the one of a number. */
+static inline uint32_t *
+before_of(const Rows *rows, uint32_t number)
+{
+    return line_of(rows->arrays + BEFORE, number & (rows->capacity - 1));
+}
+
+/* How many rows were written since, and with, the one of a number. */
+static inline uint32_t
+age_of(const Rows *rows, uint32_t number)
+{
+    return rows->written - number;
+}
+
+/* Where entries and kinds of contexts of so many tokens stand; 0 are the two before the last. */
+static inline int
+place_of_order(int order)
+{
+    return order ? order - 1 : PLACES - 1;
+}
+
+/* A context's entry in a place, and the tag that it has; if it has another one, it is the oldest of the bucket, whose
+ * place the context would take. The row's number stands WAYS behind the tag. */
+static uint32_t *
+entry_of(const Rows *rows, const long long *context, int place, uint32_t *tag)
+{
+    const uint64_t *factors = FACTORS[place];
+    uint64_t hash = context[0] * factors[0] + context[1] * factors[1] + context[2] * factors[2] + place;
+    hash = (hash ^ hash >> 32) * 0xFF51AFD7ED558CCD;
+    const Array *entries = rows->arrays + ENTRIES;
+    uint32_t *bucket = line_of(entries, (Py_ssize_t)(hash >> 32) & (entries->lines - 1)), *oldest = bucket;
+    *tag = (uint32_t)hash;
+    for (uint32_t *entry = bucket; entry < bucket + WAYS; entry++) {
+        if (*entry == *tag)
+            return entry;
+        if (age_of(rows, entry[WAYS]) > age_of(rows, oldest[WAYS]))
+            oldest = entry;
+    }
+    return oldest;
+}
+
+typedef struct { /* a row that is written: in each place its entry, what that is to have, and the row before */
+    uint32_t *entries[PLACES], tags[PLACES], before[PLACES];
+} Row;
+
+/* put(rows, written, contexts): SuccessorTable._put, by int64 [row, 3]. */
+PyObject *
+put(PyObject *module, PyObject *args)
+{
+    Array contexts = {"contexts", "lq", 8, 2};
+    Row made[TOGETHER];
+    PyObject *capsule;
+    unsigned long written;
+    if (!PyArg_ParseTuple(args, "OkO&:put", &capsule, &written, open_array, &contexts))
+        return NULL;
+    Rows *rows = PyCapsule_GetPointer(capsule, NAME);
+    if (contexts.length != 3)
+        PyErr_SetString(PyExc_ValueError, "expected contexts of three tokens");
+    else if (rows != NULL)
+        rows->written = (uint32_t)written;
+    for (Py_ssize_t start = 0, end; !PyErr_Occurred() && start < contexts.lines; start = end) {
+        end = Py_MIN(contexts.lines, start + TOGETHER);
+        for (Py_ssize_t at = start; at < end; at++)
+            for (int place = 0; place < PLACES; place++) {
+                Row *row = made + at - start;
+                uint32_t *entry = entry_of(rows, line_of(&contexts, at), place, row->tags + place);
+                row->entries[place] = entry;
+                row->before[place] = *entry == row->tags[place] ? entry[WAYS] : rows->written + (uint32_t)(at - start);
+            }
+        for (Row *row = made; row < made + (end - start); row++, rows->written++)
+            for (int place = 0; place < PLACES; place++) {
+                row->entries[place][0] = row->tags[place];
+                row->entries[place][WAYS] = rows->written;
+                if (place < PLACES - 1)
+                    before_of(rows, rows->written)[place] = row->before[place];
+            }
+    }
+    close_arrays(&contexts, 1);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+typedef struct { /* a row that votes: tokens of the context that it is known by, rows written after it, its votes */
+    long row;
+    int order;
+    uint32_t age;
+    double votes;
+} Voter;
+
+/* SuccessorTable.last and votes_of: the last rows, `most` each, of the suffixes of a context, and where none has a
+ * token, those `near` its last one. How many; -1 and an error. */
+static int
+find_voters(const Rows *rows, PyObject *given, int most, const double *votes, PyObject *near, Voter *found)
+{
+    long long context[3];
+    uint32_t tag;
+    int count = 0;
+    if (!PyArg_Parse(given, "(LLL);a context is a tuple of three tokens", context, context + 1, context + 2))
+        return -1;
+    for (int order = 3; order >= 0 && !(count && !order && found[0].order > 1); order--) {
+        const uint32_t *entry = entry_of(rows, context, place_of_order(order), &tag);
+        uint32_t number = entry[WAYS], age = age_of(rows, number), before;
+        int known = rows->width && *entry == tag && age <= rows->capacity, enough = count + (order ? most : 1);
+        for (double fading = 1.0; known && count < enough; number = before, count++, fading *= votes[4]) {
+            Voter voter = {(long)(number & (rows->capacity - 1)), order, age - 1};
+            voter.votes = votes[order] * fading / sqrt(1.0 + voter.age / votes[5]);
+            found[count] = voter;
+            before = order ? before_of(rows, number)[order - 1] : number;
+            known = age < age_of(rows, before) && age_of(rows, before) <= rows->capacity;
+            age = age_of(rows, before);
+        }
+    }
+    Py_ssize_t others = count && found[0].order ? 0 : Py_MIN(PyList_GET_SIZE(near), MOST_ROWS - count);
+    for (Py_ssize_t at = 0; at < others; at++, count++) {
+        PyObject *item = Py_XNewRef(PyList_GetItem(near, at)); /* what reads it may change the list */
+        Voter *voter = memset(found + count, 0, sizeof(Voter));
+        int read = item != NULL && PyArg_Parse(item, "(ld);a row and its votes", &voter->row, &voter->votes);
+        Py_XDECREF(item);
+        if (!read)
+            return -1;
+        if (voter->row < 0 || voter->row >= rows->capacity || !rows->width)
+            return PyErr_Format(PyExc_ValueError, "expected a row of the table"), -1;
+    }
+    return count;
+}
 
 typedef struct {
     long token;
@@ -16,6 +200,14 @@ typedef struct { /* how a token is drawn, and the shares of tokens so far */
     Py_ssize_t vocab, count;
 } Draw;
 
+/* A token of a row. */
+static inline long
+token_at(const Array *tokens, long row, Py_ssize_t rank)
+{
+    const void *line = line_of(tokens, row);
+    return tokens->size == 2 ? ((const uint16_t *)line)[rank] : ((const int32_t *)line)[rank];
+}
+
 static inline float
 noise_of(const Draw *draw, long token)
 {
@@ -30,9 +222,8 @@ static void
 add_row(Draw *draw, const Rows *rows, long row, double vote)
 {
     const Warp *warp = &draw->warp;
+    const Array *tokens = rows->arrays + TOKENS;
     const float *logits = line_of(rows->arrays + LOGITS, row);
-    const void *tokens = line_of(rows->arrays + TOKENS, row);
-    Py_ssize_t size = rows->arrays[TOKENS].size;
     float *weights = draw->weights, total = 0.0f, before = 0.0f, sum = 0.0f;
     Py_ssize_t most = warp->top_k ? Py_MIN(warp->top_k, rows->width) : rows->width, kept = most;
     chances_of(logits, logits[0], (float)(1.0 / warp->temperature), weights, most);
@@ -45,11 +236,11 @@ add_row(Draw *draw, const Rows *rows, long row, double vote)
             before += weights[kept];
     }
     for (Py_ssize_t rank = 0; rank < kept; rank++)
-        sum += weights[rank] /= noise_of(draw, token_at(tokens, size, rank));
+        sum += weights[rank] /= noise_of(draw, token_at(tokens, row, rank));
     float factor = (float)vote / sum;
     for (Py_ssize_t rank = 0; rank < kept; rank++) {
         double share = weights[rank] * factor;
-        long token = token_at(tokens, size, rank);
+        long token = token_at(tokens, row, rank);
         Py_ssize_t at = 0; /* few tokens have a share, so they are looked through */
         if (!(share >= draw->least))
             continue;
@@ -81,76 +272,49 @@ offered(Draw *draw, Py_ssize_t most, const Array *bounds, long first)
     return found;
 }
 
-/* The votes of rows, by context and age, and of those `near` a new last token. How many rows; -1: an error. */
-static int
-weigh(const Rows *rows, int count, int *orders, long *found, double *weights, const double *votes, PyObject *near)
-{
-    double fading = 1.0;
-    for (int at = 0; at < count; at++) {
-        uint32_t age = (rows->written - 1 - (uint32_t)found[at]) & (uint32_t)(rows->capacity - 1);
-        fading = at && orders[at] == orders[at - 1] ? fading * votes[4] : 1.0;
-        weights[at] = votes[orders[at]] * fading / sqrt(1.0 + age / votes[5]);
-    }
-    Py_ssize_t others = count && orders[0] ? 0 : Py_MIN(PyList_GET_SIZE(near), MOST_ROWS - count);
-    for (Py_ssize_t at = 0; at < others; at++, count++) {
-        PyObject *item = Py_XNewRef(PyList_GetItem(near, at)); /* what reads it may change the list */
-        int read = item != NULL && read_tuple(item, "ld;a row and its votes", found + count, weights + count);
-        Py_XDECREF(item);
-        orders[count] = 0;
-        if (!read)
-            return -1;
-        if (found[count] < 0 || found[count] >= rows->capacity || !rows->width)
-            return PyErr_Format(PyExc_ValueError, "expected a row of the table"), -1;
-    }
-    return count;
-}
-
 /* heard((warp, most, votes, bounds, best, begun), rows, written, context, line, near): RecyclingSource._heard; `line`
  * has the noise of each token, or is None. */
 PyObject *
-heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
+heard(PyObject *module, PyObject *args)
 {
     Draw draw = {{0}};
-    Array arrays[] = {{"bounds", "d", 8, 1}, {"line", FLOAT32, 1, OPTIONAL}};
+    Array arrays[] = {{"bounds", "d", 8, 1}, {"line", FLOAT32, 1, OPTIONAL}}, *bounds = arrays, *line = arrays + 1;
     Warp *warp = &draw.warp;
-    PyObject *views[2], *offer = NULL;
+    PyObject *capsule, *context, *near, *offer = NULL;
     Py_ssize_t best;
-    int most, orders[MOST_ROWS];
-    long found[MOST_ROWS], begun;
-    double votes[6], weights[MOST_ROWS], whole = 0.0;
-    if (!takes("heard", 6, count) ||
-        !read_tuple(args[0], "(dndd)i(dddddd)Onl;settings", &warp->temperature, &warp->top_k, &warp->top_p,
-                    &warp->min_p, &most, votes, votes + 1, votes + 2, votes + 3, votes + 4, votes + 5, views, &best,
-                    &begun) || !is_warp(warp))
+    int most, known = -1;
+    long begun;
+    unsigned long written;
+    double votes[6], whole = 0.0;
+    Voter voters[MOST_ROWS];
+    if (!PyArg_ParseTuple(args, "((dndd)i(dddddd)O&nl)OkOO&O:heard", &warp->temperature, &warp->top_k, &warp->top_p,
+                          &warp->min_p, &most, votes, votes + 1, votes + 2, votes + 3, votes + 4, votes + 5, open_array,
+                          bounds, &best, &begun, &capsule, &written, &context, open_array, line, &near))
         return NULL;
-    views[1] = args[4];
-    if (most < 0 || most >= MOST_ROWS / 3 || best < 0 || !PyList_Check(args[5]))
-        return PyErr_Format(PyExc_ValueError, "expected a list, and less than %d rows", MOST_ROWS / 3);
-    Rows *rows = rows_of(args[1], args[2]);
-    int known = rows == NULL ? -1 : last_rows(rows, args[3], most, orders, found);
-    known = known < 0 ? -1 : weigh(rows, known, orders, found, weights, votes, args[5]);
-    if (known < 0 || open_arrays(arrays, views, 2) < 0)
-        return NULL;
-    draw.noise = (const float *)arrays[1].data;
-    draw.vocab = arrays[1].length;
-    draw.weights = PyMem_New(float, rows->width);
-    draw.shares = PyMem_New(Share, known * rows->width);
-    if (draw.weights == NULL || draw.shares == NULL)
-        PyErr_NoMemory();
-    else if (arrays->length < 2)
+    Rows *rows = PyCapsule_GetPointer(capsule, NAME);
+    if (most < 0 || most >= MOST_ROWS / 3 || best < 0 || !PyList_Check(near))
+        PyErr_Format(PyExc_ValueError, "expected a list, and less than %d rows", MOST_ROWS / 3);
+    else if (bounds->length < 2)
         PyErr_SetString(PyExc_ValueError, "expected two bounds or more");
-    else {
-        draw.least = ((const double *)arrays->data)[1];
-        for (int at = 0; at < known; at++)
-            whole += weights[at];
-        for (int at = 0; at < known; at++)
-            add_row(&draw, rows, found[at], weights[at] / whole);
-        uint32_t age = known ? (rows->written - 1 - (uint32_t)found[0]) & (uint32_t)(rows->capacity - 1) : 0;
-        int others = known && orders[0] && age >= rows->written - (uint32_t)begun; /* only they have had the context */
-        long first = known ? place_of_order(orders[0]) + (others ? PLACES : 0) : 0;
-        offer = offered(&draw, best, arrays, first * (long)(arrays->length + 1));
+    else if (rows != NULL && is_warp(warp)) {
+        rows->written = (uint32_t)written;
+        known = find_voters(rows, context, most, votes, near, voters);
     }
-    PyMem_Free(draw.weights);
+    draw.shares = known < 0 ? NULL : PyMem_New(Share, (known + 1) * rows->width); /* and room for weights */
+    if (draw.shares != NULL) {
+        draw.weights = (float *)(draw.shares + known * rows->width);
+        draw.noise = (const float *)line->data;
+        draw.vocab = line->length;
+        draw.least = ((const double *)bounds->data)[1];
+        for (int at = 0; at < known; at++)
+            whole += voters[at].votes;
+        for (int at = 0; at < known; at++)
+            add_row(&draw, rows, voters[at].row, voters[at].votes / whole);
+        int others = known && voters->order && voters->age >= rows->written - (uint32_t)begun; /* only they had it */
+        long first = known ? place_of_order(voters->order) + (others ? PLACES : 0) : 0;
+        offer = offered(&draw, best, bounds, first * (long)(bounds->length + 1));
+    } else if (known >= 0)
+        PyErr_NoMemory();
     PyMem_Free(draw.shares);
     close_arrays(arrays, 2);
     return offer;

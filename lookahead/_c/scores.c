@@ -124,12 +124,13 @@ find_best(const float *line, Py_ssize_t vocab, Best *best)
 /* best_of(lines, values, ids): scores._on_cpu, for lines of float32 or bfloat16 [line, vocab]; what it finds goes into
  * float32 and int32 [line, count]. */
 PyObject *
-best_of(PyObject *module, PyObject *const *args, Py_ssize_t count)
+best_of(PyObject *module, PyObject *args)
 {
     Array arrays[] = {
         {"lines", FLOAT32_OR_BFLOAT16, 2}, {"values", FLOAT32, 2, WRITTEN}, {"ids", INT32, 2, WRITTEN}};
-    const Array *given = arrays, *values = arrays + 1, *ids = arrays + 2;
-    if (!takes("best_of", 3, count) || open_arrays(arrays, args, 3) < 0)
+    Array *given = arrays, *values = arrays + 1, *ids = arrays + 2;
+    if (!PyArg_ParseTuple(args, "O&O&O&:best_of", open_array, given, open_array, values, open_array, ids) ||
+        share_memory(arrays, 3))
         return NULL;
     float *wide = given->size == 2 ? PyMem_New(float, given->length) : NULL;
     if (given->lines != values->lines || given->lines != ids->lines || values->length != ids->length ||

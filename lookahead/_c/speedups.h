@@ -2,7 +2,7 @@
  * what it is for, and which is used where this module is not built. A forward pass has filled the processor's caches
  * with the model's weights, so that Python's objects come from memory: here as few as possible are touched.
  *
- * Whatever is given is checked before it is read: arrays by open_arrays, which also holds them, so that no Python code
+ * Whatever is given is checked before it is read: arrays by open_array, which also holds them, so that no Python code
  * that runs meanwhile takes their memory away; lists by the size that they have then. */
 
 #ifndef LOOKAHEAD_SPEEDUPS_H
@@ -31,7 +31,7 @@
 #define WRITTEN 1
 #define OPTIONAL 2 /* may be None, and then has no lines */
 
-typedef struct { /* an argument: first what it has to be, then what it is */
+typedef struct { /* an argument: first what it has to be, then what it is; all 0 until then */
     const char *name, *formats;
     Py_ssize_t size;
     int axes, flags;
@@ -40,10 +40,13 @@ typedef struct { /* an argument: first what it has to be, then what it is */
     Py_buffer buffer;
 } Array;
 
-/* Check some arguments that are arrays, and hold them; -1, an error and nothing held if one of them is not what it has
- * to be, or if one that is written shares memory with another. */
-int open_arrays(Array *arrays, PyObject *const *given, int count);
+/* For O& of PyArg_ParseTuple: check an argument that is an array, and hold it until close_arrays. Nothing is held where
+ * any argument is wrong. */
+int open_array(PyObject *given, void *array);
 void close_arrays(Array *arrays, int count);
+
+/* Whether an array that is written shares memory with another one; then there is an error, and nothing is held. */
+int share_memory(Array *arrays, int count);
 
 static inline void *
 line_of(const Array *array, Py_ssize_t line)
@@ -81,51 +84,7 @@ int is_warp(const Warp *warp);
 /* Append an item and give its reference away; -1 and an error if it is NULL. */
 int append(PyObject *list, PyObject *item);
 
-/* Whether a function was given so many arguments; if not, there is an error. */
-int takes(const char *name, Py_ssize_t count, Py_ssize_t given);
-
-/* Read a tuple, as PyArg_ParseTuple does; 0 and an error if it is none. */
-int read_tuple(PyObject *given, const char *format, ...);
-
-#define PLACES 4 /* of lookahead.sources.successor_table */
-#define WAYS 8 /* entries of a bucket */
-
-enum { /* a table's arrays */
-    ENTRIES, /* [bucket, 2 WAYS] of uint32: tags, and the numbers of their rows */
-    BEFORE,  /* [row, 3] of uint32: the number of the row that its context of so many tokens had before */
-    TOKENS,  /* [row, width] of uint16 or int32, best first */
-    LOGITS,
-    ARRAYS,
-};
-
-typedef struct { /* SuccessorTable.rows, in a capsule that holds them */
-    Array arrays[ARRAYS];
-    Py_ssize_t width, capacity;
-    uint32_t written; /* the next row's number, as it is told in each call */
-} Rows;
-
-/* A capsule's rows; NULL and an error if it has none. */
-Rows *rows_of(PyObject *capsule, PyObject *written);
-
-/* Where entries and kinds of contexts of so many tokens stand; 0 are the two before the last. */
-static inline int
-place_of_order(int order)
-{
-    return order ? order - 1 : PLACES - 1;
-}
-
-/* SuccessorTable.last: the last rows, `most` each, of the suffixes of a context, with their lengths in `orders`; how
- * many; -1 and an error. */
-int last_rows(const Rows *rows, PyObject *context, int most, int *orders, long *found);
-
-/* A token of a row of tokens of so many bytes. */
-static inline long
-token_at(const void *row, Py_ssize_t size, Py_ssize_t rank)
-{
-    return size == 2 ? ((const uint16_t *)row)[rank] : ((const int32_t *)row)[rank];
-}
-
-#define FUNCTION(name) PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t count);
+#define FUNCTION(name) PyObject *name(PyObject *module, PyObject *args);
 #define EACH(kind) kind(grow) kind(rows) kind(put) kind(heard) kind(best_of) kind(exponential) kind(drawn) kind(attend)
 EACH(FUNCTION)
 

@@ -172,11 +172,13 @@ class BestFirstTree:
     ) -> tuple[TokenTree, list[float]]:
         """What :meth:`growing` does, with sources of which none is asked about many nodes at once."""
         known = self._acceptance
-        states = tuple(start() for start in self._roots)
-        sources, (times, least) = (self._proposers, self._steps, self._offsets), (array("d", each) for each in sizes)
+        states, (times, least) = tuple(start() for start in self._roots), (array("d", each) for each in sizes)
         costs = (cut.token_ms, cut.again_ms) if cut else (0.0, 0.0)
         numbers, rules = (*settings, known.calibration, MOST_ODDS, _LIKELY, *costs), (room, self._chain)
-        found = _native.speedups.grow(tree.tokens[0], states, sources, known.odds, times, least, numbers, rules)
+        ask, step, offsets = self._proposers, self._steps, self._offsets
+        found = _native.speedups.grow(
+            tree.tokens[0], states, ask, step, offsets, known.odds, times, least, numbers, rules
+        )
         self.asks, tree.tokens, tree.parents, tree.depths, tree.children, values, self._offered = found
         return tree, values
 

@@ -1,6 +1,5 @@
 """What the model last said after the contexts of its texts, in bounded memory."""
 
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -88,10 +87,14 @@ class SuccessorTable:
         count, width = len(tokens), said.tokens.shape[1]
         if width > self._tokens.shape[1]:
             self._begin(width)
+        contexts, above = np.empty((count, _ORDERS), np.int64), np.array(parents[1:], np.int64)
+        contexts[:, -1], contexts[0] = tokens, root
+        for place in range(_ORDERS - 2, -1, -1):  # what stands before a node's token ends its parent's context
+            contexts[1:, place] = contexts[above, place + 1]
         if _native.speedups is not None:
-            _native.speedups.put(self.rows, self.written, root, array("i", parents), array("i", tokens))
+            _native.speedups.put(self.rows, self.written, contexts)
         else:
-            self._put(root, parents, tokens)
+            self._put(contexts)
         rows: slice | np.ndarray = slice(first := self.written % self.capacity, first + count)
         if first + count > self.capacity:
             rows = (first + np.arange(count)) % self.capacity
@@ -100,12 +103,9 @@ class SuccessorTable:
             self._tokens[rows, width:], self._logits[rows, width:] = 0, -np.inf
         self.written = (self.written + count) & _LOW
 
-    def _put(self, root: Context, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        """Enter the next rows as those of a tree's nodes."""
-        contexts, last = [root], len(self._entries) - 1
-        for parent, token in zip(parents[1:], tokens[1:], strict=True):
-            contexts.append((*contexts[parent][1:], token))
-        known, factors = np.array(contexts, np.int64).astype(np.uint64), np.array(_FACTORS, np.uint64).T
+    def _put(self, contexts: np.ndarray) -> None:
+        """Enter the next rows as those of ``contexts`` ``[row, 3]``."""
+        known, factors, last = contexts.astype(np.uint64), np.array(_FACTORS, np.uint64).T, len(self._entries) - 1
         places = np.arange(PLACES, dtype=np.uint64)
         for start in range(0, len(contexts), _TOGETHER):
             hashed: np.ndarray = known[start : start + _TOGETHER] @ factors + places  # [row, place]

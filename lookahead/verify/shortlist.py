@@ -1,6 +1,5 @@
 """Draws that the best few logits decide, without the whole vocabulary's probabilities."""
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,9 +93,15 @@ class Shortlist:
             ids, best = np.ascontiguousarray(said.tokens, np.int32).data, said.logits.data
         view = (raw.view(torch.int16) if raw.dtype == torch.bfloat16 else raw).numpy().data
         warped = (self.temperature, self.top_k, self.top_p, self.min_p)
-        how = node, row, warped, (_ROUNDING, _CLOSE, self._most())
-        parents, tokens = array("i", tree.parents), array("i", tree.tokens)
-        return _native.speedups.drawn(view, ids, best, parents, tokens, tuple(lines), how)
+        margins, path = (_ROUNDING, _CLOSE, self._most()), list[Pick]()
+        for line in lines:
+            if path:
+                token, sure = path[-1]
+                node = tree.children[node].get(token, -1) if sure == SURE else -1
+                if node < 0:
+                    break
+            path.append(_native.speedups.drawn(view, ids, best, line, (node, row, warped, margins)))
+        return path
 
     def _most(self) -> int:
         """How many logits a list should have."""
