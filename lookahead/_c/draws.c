@@ -110,20 +110,19 @@ drawn(PyObject *module, PyObject *args)
                       {"noise", FLOAT32, 2}};
     Array *logits = arrays, *ids = logits + 1, *best = logits + 2, *noise = logits + 3;
     Choice choice = {{0}};
-    Warp *warp = &choice.warp;
     PyObject *found = NULL;
     Py_ssize_t node, row, listed;
     uint32_t highest = 0;
-    if (!PyArg_ParseTuple(args, "O&O&O&O&(nn(dndd)(ddn)):drawn", open_array, logits, open_array, ids, open_array, best,
-                          open_array, noise, &node, &row, &warp->temperature, &warp->top_k, &warp->top_p, &warp->min_p,
-                          &choice.rounding, &choice.close, &listed))
+    if (!PyArg_ParseTuple(args, "O&O&O&O&(nnO&(ddn)):drawn", open_array, logits, open_array, ids, open_array, best,
+                          open_array, noise, &node, &row, read_warp, &choice.warp, &choice.rounding, &choice.close,
+                          &listed))
         return NULL;
     Py_ssize_t vocab = choice.vocab = logits->length, widened = logits->size == 2 ? vocab : 0;
     listed = Py_MIN(Py_MAX(listed, 1), vocab);
     float *room = PyMem_New(float, widened + 2 * listed);
     if (room == NULL)
         PyErr_NoMemory();
-    else if (is_warp(warp) && vocab && node >= 0 && node < logits->lines && row >= 0 && row < noise->lines &&
+    else if (vocab && node >= 0 && node < logits->lines && row >= 0 && row < noise->lines &&
              noise->length == vocab && ids->length == best->length && ids->lines == best->lines &&
              (!ids->length || node < ids->lines)) {
         choice.logits = widened ? room : line_of(logits, node);

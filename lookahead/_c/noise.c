@@ -98,17 +98,14 @@ exponential(PyObject *module, PyObject *args)
         return NULL;
     if (states->lines && states->length >= (Py_ssize_t)sizeof(Saved))
         memcpy(&saved, states->data, sizeof(Saved));
-    if (states->lines < 2 || saved.next > WORDS || saved.left < 1 || !lines->lines ||
-        lines->lines % (states->lines - 1)) {
+    Py_ssize_t others = Py_MAX(states->lines - 1, 1), each = lines->lines / others;
+    int sound = saved.next <= WORDS && saved.left > 0 && each && states->lines > 1 && lines->lines == each * others;
+    if (!sound)
         PyErr_SetString(PyExc_ValueError, "expected states of torch's generator on a CPU, and as many lines for each");
-        close_arrays(arrays, 2);
-        return NULL;
-    }
-    Py_ssize_t each = lines->lines / (states->lines - 1);
     int next = saved.left == 1 ? WORDS : (int)saved.next;
     for (int at = 0; at < WORDS; at++)
         generator[at] = (uint32_t)saved.words[at];
-    for (Py_ssize_t line = 0; line < lines->lines; line++) {
+    for (Py_ssize_t line = 0; sound && line < lines->lines; line++) {
         for (Py_ssize_t start = 0; start < lines->length; start += PART) {
             int numbers = (int)Py_MIN(PART, lines->length - start);
             next = read_words(generator, next, words, 2 * numbers);
@@ -126,5 +123,5 @@ exponential(PyObject *module, PyObject *args)
         memcpy(behind, &saved, sizeof(Saved));
     }
     close_arrays(arrays, 2);
-    Py_RETURN_NONE;
+    return sound ? Py_NewRef(Py_None) : NULL;
 }

@@ -279,7 +279,6 @@ heard(PyObject *module, PyObject *args)
 {
     Draw draw = {{0}};
     Array arrays[] = {{"bounds", "d", 8, 1}, {"line", FLOAT32, 1, OPTIONAL}}, *bounds = arrays, *line = arrays + 1;
-    Warp *warp = &draw.warp;
     PyObject *capsule, *context, *near, *offer = NULL;
     Py_ssize_t best;
     int most, known = -1;
@@ -287,16 +286,16 @@ heard(PyObject *module, PyObject *args)
     unsigned long written;
     double votes[6], whole = 0.0;
     Voter voters[MOST_ROWS];
-    if (!PyArg_ParseTuple(args, "((dndd)i(dddddd)O&nl)OkOO&O:heard", &warp->temperature, &warp->top_k, &warp->top_p,
-                          &warp->min_p, &most, votes, votes + 1, votes + 2, votes + 3, votes + 4, votes + 5, open_array,
-                          bounds, &best, &begun, &capsule, &written, &context, open_array, line, &near))
+    if (!PyArg_ParseTuple(args, "(O&i(dddddd)O&nl)OkOO&O:heard", read_warp, &draw.warp, &most, votes, votes + 1,
+                          votes + 2, votes + 3, votes + 4, votes + 5, open_array, bounds, &best, &begun, &capsule,
+                          &written, &context, open_array, line, &near))
         return NULL;
     Rows *rows = PyCapsule_GetPointer(capsule, NAME);
     if (most < 0 || most >= MOST_ROWS / 3 || best < 0 || !PyList_Check(near))
         PyErr_Format(PyExc_ValueError, "expected a list, and less than %d rows", MOST_ROWS / 3);
     else if (bounds->length < 2)
         PyErr_SetString(PyExc_ValueError, "expected two bounds or more");
-    else if (rows != NULL && is_warp(warp)) {
+    else if (rows != NULL) {
         rows->written = (uint32_t)written;
         known = find_voters(rows, context, most, votes, near, voters);
     }

@@ -90,8 +90,12 @@ sum_of_chances(const float *logits, Py_ssize_t vocab, float best, float scale)
 }
 
 int
-is_warp(const Warp *warp)
+read_warp(PyObject *given, void *read)
 {
+    Warp *warp = read;
+    if (!PyArg_Parse(given, "(dndd);expected temperature, top_k, top_p and min_p", &warp->temperature, &warp->top_k,
+                     &warp->top_p, &warp->min_p))
+        return 0;
     int sound = warp->temperature > 0.0 && warp->top_k >= 0 && warp->top_p >= 0.0 && warp->min_p >= 0.0;
     if (!sound)
         PyErr_SetString(PyExc_ValueError, "expected a temperature above 0, and no top_k, top_p and min_p below 0");

@@ -78,8 +78,8 @@ typedef struct { /* what happens to logits before a draw, as lookahead.sources.p
     Py_ssize_t top_k;
 } Warp;
 
-/* Whether that can be; if not, there is an error. */
-int is_warp(const Warp *warp);
+/* For O& of PyArg_ParseTuple: temperature, top_k, top_p and min_p. */
+int read_warp(PyObject *given, void *warp);
 
 /* Append an item and give its reference away; -1 and an error if it is NULL. */
 int append(PyObject *list, PyObject *item);
