@@ -14,7 +14,6 @@ faster than torch's memory-efficient one, and splits the keys of single nodes by
 shape and in every thread, so it is for ``planned`` passes: many of the same shapes, over long histories.
 """
 
-import threading
 from functools import cache, lru_cache
 
 import torch
@@ -22,7 +21,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from lookahead.runtime.masks import ALIGNED
-from lookahead.runtime.registry import During
 
 _TILE = 64  # rows of a block of the GPU
 _LEAST_CHUNK = 256  # keys; chunks are multiples of ALIGNED
@@ -35,13 +33,6 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # lowest it stays finite in the kernels, so rows that see nothing of a chunk have a log-sum-exp, and not NaN.
 _HIDDEN = -1e30
 _no_plan: set[tuple[torch.dtype, int, int]] = set()  # dtypes and channels for which cuDNN has none
-
-
-class _Settings(threading.local):
-    chunk: int | None = None  # slots; None = as shapes say
-
-
-_thread = _Settings()
 
 
 class RowsMask:
@@ -69,13 +60,12 @@ def fused_attention(
     channel]``; gives ``[batch, key head, row, value channel]``. ``scale`` None is 1 over the root of the channels;
     ``planned``: kernels may be planned for these shapes, which come again in this thread."""
     batch, heads, rows, channels = query.shape
-    slots, length = key.shape[2], _thread.chunk
-    if planned and length is None and mask.is_single:
+    slots = key.shape[2]
+    if planned and mask.is_single:
         single, bias = query.reshape(batch, heads * rows, 1, channels), mask.rows[:, :, :1].expand(batch, -1, -1, -1)
         if (told := _by_plan(single, key, value, bias, scale)) is not None:
             return told[0].reshape(batch, heads, rows, -1)
-    if length is None:
-        length = chunk_length(batch, heads * -(-rows // _TILE), slots, _processors(query.device))
+    length = chunk_length(batch, heads * -(-rows // _TILE), slots, _processors(query.device))
     bias = mask.rows.expand(batch, heads, -1, -1)
     if length >= slots:
         return _attended(query, key, value, bias, scale, with_sums=False, planned=planned)[0]
@@ -172,9 +162,7 @@ def _processors(device: torch.device) -> int:
 
 
 def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> bool:
-    """Whether :func:`fused_attention` can be asked, on CUDA unless a test splits attention elsewhere."""
-    if _thread.chunk is not None:
-        return True
+    """Whether :func:`fused_attention` can be asked."""
     if query.device.type != "cuda" or torch.version.hip or query.dtype not in _DTYPES:
         return False
     states = (query, key, value)
@@ -188,8 +176,3 @@ def _is_aligned(tensor: Tensor) -> bool:
     per_read = 16 // tensor.element_size()
     *strides, last = tensor.stride()
     return last == 1 and not any(size % per_read for size in (tensor.shape[-1], *strides, tensor.storage_offset()))
-
-
-def chunked(length: int) -> During:
-    """Split attention of this thread's passes into chunks of ``length`` slots, on any device, while the block runs."""
-    return During(_thread, chunk=length)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.graphs import counting
+from helpers.graphs import chunked, counting
 from helpers.models import fresh_model, successor_model
 from helpers.threads import together
 from torch import Tensor
@@ -18,7 +18,6 @@ from lookahead.runtime import split_attention
 from lookahead.runtime.attention import grouped_attention, tree_forward
 from lookahead.runtime.cuda_graphs import executor as static
 from lookahead.runtime.forward import TreeForward
-from lookahead.runtime.split_attention import chunked
 
 pytestmark = [
     pytest.mark.gpu,

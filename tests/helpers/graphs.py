@@ -1,7 +1,8 @@
 """CUDA graphs without a GPU, and views of models with static shapes."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from helpers.views import tree_view
 
 from lookahead.models.hidden_states import Outputs
+from lookahead.runtime import attention, split_attention
 from lookahead.runtime.cuda_graphs import executor as static
 from lookahead.runtime.cuda_graphs.executor import GraphExecutor
 from lookahead.runtime.tree import TreeModel
@@ -17,6 +19,15 @@ from lookahead.runtime.tree import TreeModel
 def view(model: Any, batch: int = 1, length: int = 12) -> TreeModel:
     """A static view of a model that will read the prompt of :func:`helpers.models.prompts`."""
     return tree_view(model, batch, length, static=True)
+
+
+@contextmanager
+def chunked(length: int) -> Iterator[None]:
+    """Split attention of passes into chunks of ``length`` slots, on any device, while the block runs."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attention, "serves", lambda *_: True)
+        patched.setattr(split_attention, "chunk_length", lambda *_: length)
+        yield
 
 
 class StandIn:
