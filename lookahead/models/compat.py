@@ -11,7 +11,7 @@ from typing import Any
 
 import transformers
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation import utils as generation
+from transformers.integrations.moe import ExpertsInterface
 
 from jacobi import LookaheadError
 from lookahead.models.names import CACHE
@@ -21,8 +21,6 @@ _RANGE = "a version from {}.{} up, below {}.{}".format(*OLDEST, *TOO_NEW)
 SUPPORTED = {"transformers": _RANGE, "torch": "a version from 2.8 up"}
 # What a model may raise in a pass that it was not made for.
 MODEL_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
-# Whether stopping rules are asked about a token before the streamer is told of it, as newer versions do.
-RULES_COME_FIRST = hasattr(generation, "StopCheck")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Private:
 _MASKS, _CACHE = "transformers.masking_utils", "transformers.cache_utils"
 _MODELS, _CONFIG = "transformers.modeling_utils", "transformers.configuration_utils"
 _GENERATE, _MODULE, TRAINER = "transformers.generation.utils", "torch.nn.modules.module", "transformers.trainer"
-_EXPERTS, _LLAMA = "transformers.integrations.moe", "transformers.models.llama.modeling_llama"
+_LLAMA = "transformers.models.llama.modeling_llama"
 _KEYS = "key_states value_states"
 _REPLAYED = "linear drafts replay what was accepted"
 _TRACES = "passes are not traced"
@@ -68,8 +66,8 @@ PRIVATES = (
     _mixin("_prepare_cache_for_generation", sets=("_is_user_defined",)),
     _mixin("_prepare_special_tokens", sets=("_pad_token_tensor",)),
     _mixin("_supports_logits_to_keep"),
-    Private(_EXPERTS, "ExpertsInterface._global_mapping", lost="experts keep their kernels for prompts"),
-    Private(_GENERATE, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", lost="images go along with every pass"),
+    Private("transformers.integrations.moe", "ExpertsInterface._global_mapping"),
+    Private(_GENERATE, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL"),
     # The name of the KV cache, in what passes are given and in what they give.
     Private(_LLAMA, "LlamaForCausalLM.forward", named=f"attention_mask position_ids {CACHE} use_cache logits_to_keep"),
     Private("transformers.modeling_outputs", f"CausalLMOutputWithPast.{CACHE}"),
@@ -180,13 +178,9 @@ def is_users_cache(cache: Any) -> bool:
 
 
 def expert_registries() -> list[dict[str, Any]]:
-    """Where transformers keeps kernels of experts by name, ``grouped_mm`` and ``batched_mm``, if it does."""
-    try:
-        base = importlib.import_module(_EXPERTS).ExpertsInterface
-    except (ImportError, AttributeError):
-        return []
-    registries = (vars(kind).get("_global_mapping", {}) for kind in (base, *base.__subclasses__()))
-    return [registry for registry in registries if {"grouped_mm", "batched_mm"} <= registry.keys()]
+    """Where transformers keeps kernels of experts by name, ``grouped_mm`` and ``batched_mm``."""
+    kinds = (ExpertsInterface, *ExpertsInterface.__subclasses__())
+    return [vars(kind)["_global_mapping"] for kind in kinds if "_global_mapping" in vars(kind)]
 
 
 def last_logits(model: PreTrainedModel, count: int) -> dict[str, int]:

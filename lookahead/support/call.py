@@ -3,7 +3,7 @@
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, cache_utils
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache, StaticLayer
 
 from jacobi import LookaheadError
@@ -11,15 +11,14 @@ from lookahead.models.families.decoders import forgets_padding
 from lookahead.models.mask_rules import windows_of_the_cache
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits, boundary
-from lookahead.runtime.cache.layers import EMPTY_LAYERS, layer_kinds
+from lookahead.runtime.cache.layers import EMPTY_LAYERS
 from lookahead.runtime.cache.snapshots import holds_keys, holds_text, recurrent_layers, states_of
 
 _UNMASKED = ("GPTNeoSelfAttention", "LEDDecoder")  # their passes over one token mask nothing in a static cache
-_INDEXED = layer_kinds("DynamicIndexedLayer")  # they keep small keys of their own to choose by
-_TREE_LAYERS = (*layer_kinds("DynamicLayer", "DynamicSlidingWindowLayer", "StaticLayer"), *_INDEXED, *EMPTY_LAYERS)
-_MIXED = layer_kinds("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
-_LINEAR = layer_kinds("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer")
-_LINEAR_LAYERS = (*_LINEAR, *_MIXED, *_INDEXED, *EMPTY_LAYERS)
+_DYNAMIC = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer, cache_utils.DynamicIndexedLayer)
+_TREE_LAYERS = (*_DYNAMIC, StaticLayer, *EMPTY_LAYERS)
+_MIXED = (cache_utils.LinearAttentionAndFullAttentionLayer, cache_utils.LinearAttentionAndSlidingWindowAttentionLayer)
+_LINEAR_LAYERS = (*_DYNAMIC, cache_utils.LinearAttentionLayer, *_MIXED, *EMPTY_LAYERS)
 
 
 def check_mode(generation_config: GenerationConfig) -> None:

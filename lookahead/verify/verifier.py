@@ -22,7 +22,6 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.stopping_criteria import MaxLengthCriteria, MaxTimeCriteria
 
 from jacobi import Path, Scores, TokenTree, walk
-from lookahead.models.compat import RULES_COME_FIRST
 from lookahead.runtime.scores import fetch
 from lookahead.verify.choices import Choice, walked
 from lookahead.verify.noise import Noise, is_drawn_by_noise
@@ -248,8 +247,6 @@ class Verifier:
             now.paths[row].nodes.append(node)
             now.paths[row].tokens.append(token)
             sequences.written[row].append(token)
-        if not RULES_COME_FIRST:
-            self._tell(now)
         if self._mode == "lockstep":
             done = self._criteria(sequences.prefixes(), self._sampler.records.of("scores"))
             flags = torch.as_tensor(done).expand(sequences.batch).tolist()
@@ -258,8 +255,7 @@ class Verifier:
             ended = [row for (row, _), token in zip(places, tokens, strict=True) if self._ends(row, token)]
         for row in ended:
             sequences.finish(row)
-        if RULES_COME_FIRST:
-            self._tell(now)
+        self._tell(now)
 
     def _ends(self, row: int, token: int) -> bool:
         sequences = self._sequences

@@ -8,13 +8,8 @@ from transformers.cache_utils import DynamicLayer
 
 from lookahead.runtime.cache.buffers import Entry, Store
 
-
-def layer_kinds(*names: str) -> tuple[type, ...]:
-    """The cache's layers, or mixins of theirs, of these names that this version of transformers has."""
-    return tuple(getattr(cache_utils, name) for name in names if hasattr(cache_utils, name))
-
-
-EMPTY_LAYERS = layer_kinds("DummyLayer")  # they never hold anything: their keys are another layer's
+# Layers that never hold anything, as their keys are another layer's; newer versions have some.
+EMPTY_LAYERS: tuple[type, ...] = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()
 
 
 class TreeLayer(DynamicLayer):

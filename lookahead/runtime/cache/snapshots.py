@@ -3,17 +3,14 @@
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
-
-from lookahead.runtime.cache.layers import layer_kinds
+from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionCacheLayerMixin
 
 _CUT_LAYERS = ("DynamicLayer", "LinearAttentionAndFullAttentionLayer")  # all keys are there: the last can be cut off
-_RECURRENT = layer_kinds("LinearAttentionCacheLayerMixin")
 
 
 def recurrent_layers(cache: Cache) -> list[Any]:
     """The layers of a cache that keep a recurrent or convolution state."""
-    return [layer for layer in cache.layers if isinstance(layer, _RECURRENT)]
+    return [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
 
 
 def holds_text(cache: Cache) -> bool:
