@@ -4,7 +4,6 @@ import copy
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,15 +19,12 @@ _recording = threading.Lock()
 SLIDING = "sliding_attention"  # transformers' name of a kind of layer
 
 
-@dataclass(frozen=True, slots=True)
-class MaskRule:
-    """One kind of layer's visibility as ``function(batch, head, query, key)`` of logical positions; None = causal."""
-
-    function: Callable[..., Any] | None
+# One kind of layer's visibility as a function of batch, head, query and key, in logical positions; None = causal.
+MaskRule = Callable[..., Any] | None
 
 
 def _record(*args: Any, mask_function: Callable[..., Any] = causal_mask_function, **kwargs: Any) -> MaskRule:
-    return MaskRule(None if mask_function is causal_mask_function else mask_function)
+    return None if mask_function is causal_mask_function else mask_function
 
 
 def mask_rules(model: PreTrainedModel, traits: ModelTraits) -> Any:
@@ -42,16 +38,15 @@ def mask_rules(model: PreTrainedModel, traits: ModelTraits) -> Any:
     with _recording:
         AttentionMaskInterface.register(_RECORDER, _record)
         try:
-            rules = create(config=config, inputs_embeds=empty, **nothing)
+            return create(config=config, inputs_embeds=empty, **nothing)
         finally:
             AttentionMaskInterface._global_mapping.pop(_RECORDER, None)
-    return MaskRule(None) if rules is None else rules
 
 
 def shortest_window(traits: ModelTraits, rules: Any) -> int | None:
     """Number of last tokens that every layer sees, whatever its rule; None = all of them."""
     every = list(rules.values()) if isinstance(rules, dict) else [rules]
-    if all(rule.function is None for rule in every):
+    if not any(every):
         return None
     sizes = [getattr(traits.config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     return min((size for size in sizes if isinstance(size, int)), default=0)
@@ -61,7 +56,7 @@ def held_window(model: PreTrainedModel, traits: ModelTraits, rules: Any, cache: 
     """Number of last slots that sliding-window layers have to hold, as those of plain decoding's ``cache`` do (None =
     the usual one). None = all slots: the layers, the cache or the rule are others."""
     kinds = rules if isinstance(rules, dict) else {SLIDING: rules}
-    own = {kind: rule.function for kind, rule in kinds.items() if rule.function is not None}
+    own = {kind: rule for kind, rule in kinds.items() if rule is not None}
     size = getattr(traits.config, "sliding_window", None)
     if list(own) != [SLIDING] or not isinstance(size, int):
         return None

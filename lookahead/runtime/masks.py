@@ -24,8 +24,8 @@ def map_rules(rules: Any, build: Callable[[MaskRule], Tensor]) -> Any:
     """Build one mask for each rule, keeping the form; equal layer types share a mask."""
     if not isinstance(rules, dict):
         return build(rules)
-    plain = next((build(rule) for rule in rules.values() if rule.function is None), None)
-    return {kind: plain if rule.function is None else build(rule) for kind, rule in rules.items()}
+    plain = build(None) if None in rules.values() else None
+    return {kind: plain if rule is None else build(rule) for kind, rule in rules.items()}
 
 
 class MaskBuffer:
@@ -92,14 +92,14 @@ def tree_masks(
     device, lowest = mask.device, torch.finfo(mask.dtype).min
 
     def build(rule: MaskRule) -> Tensor:
-        if rule.function is None:
+        if rule is None:
             return mask
         if window is not None and mask.shape[-1] <= window:
             return mask.view_as(mask)  # a tracer tells masks apart by the object
         # Logical places know the padding already, so every row asks the rule as an unpadded row 0 would.
         zero = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
         queries, keys = coordinates(trees)
-        seen = rule.function(zero, zero, queries[:, None, :, None], keys[:, None, None, buffer.first :])
+        seen = rule(zero, zero, queries[:, None, :, None], keys[:, None, None, buffer.first :])
         return mask[..., buffer.first :].masked_fill(~seen, lowest)
 
     return map_rules(rules, build)
@@ -137,13 +137,13 @@ def static_masks(rules: Any, places: StaticPlaces, mask: Tensor) -> Any:
     mask.fill_(lowest).masked_fill_(visible[:, None], 0.0)
 
     def build(rule: MaskRule) -> Tensor:
-        if rule.function is None:
+        if rule is None:
             return mask
         first = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=mask.device)
         start = places.lengths - places.padding
         queries = start[:, None] + places.depths
         keys = (places.columns - places.padding[:, None]).index_copy_(1, places.slots, queries)
-        seen = rule.function(first, first, queries[:, None, :, None], keys[:, None, None, :])
+        seen = rule(first, first, queries[:, None, :, None], keys[:, None, None, :])
         return mask.masked_fill(~seen, lowest)
 
     return map_rules(rules, build)

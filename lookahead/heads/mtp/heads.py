@@ -181,8 +181,8 @@ class MtpLayer(nn.Module):
 
         def build(rule: MaskRule) -> Tensor:
             seen = mask[None, None]
-            if rule.function is not None:
-                seen = seen & rule.function(first, first, positions[None, None, :, None], keys[None, None, None, :])
+            if rule is not None:
+                seen = seen & rule(first, first, positions[None, None, :, None], keys[None, None, None, :])
             return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
         return map_rules(self._rules, build)
