@@ -15,7 +15,7 @@ from transformers.modeling_outputs import MoEModelOutput
 
 from jacobi import TokenTree
 from lookahead.models.families.decoders import position_ids
-from lookahead.models.families.overrides import DecoderPositions, overriding
+from lookahead.models.families.overrides import PassPositions, overriding
 from lookahead.models.families.registry import decoder_overrides
 from lookahead.models.hidden_states import Outputs
 from lookahead.models.names import CACHE
@@ -80,7 +80,7 @@ class EncoderDecoderForward(TreeForward):
             return super().call(module, **renamed)
         renamed[self.mask_name] = mask
         past = torch.arange(self.layout.cache.base, device=tokens.device).expand(len(tokens), -1)
-        places = DecoderPositions(tokens, positions, torch.cat([past, positions], dim=1), *self._reach)
+        places = PassPositions(tokens, positions, torch.cat([past, positions], dim=1), *self._reach)
         with overriding(self._decoder_overrides, lambda: places):
             return super().call(module, **renamed)
 

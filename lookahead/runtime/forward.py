@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
-from transformers.generation import utils as generation_utils
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from jacobi import TokenTree
-from lookahead.models.families.overrides import DecoderPositions, overriding
+from lookahead.models.families.overrides import overriding
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.hidden_states import HiddenStates, Outputs, watched
 from lookahead.models.mask_rules import mask_rules, shortest_window
@@ -38,7 +38,7 @@ _PROMPT_ONLY = (
     "inputs_embeds",
     "token_type_ids",
     "mm_token_type_ids",
-    *getattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ()),
+    *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL,
 )
 
 
@@ -194,11 +194,8 @@ class TreeForward:
     @contextmanager
     def running(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor]) -> Iterator[None]:
         """Inside, attention and the model's own counting of slots follow the trees."""
-        tokens, overrides = inputs["input_ids"], self._overrides
-        positions: Callable[[], Any] = partial(self.layout.slot_positions, trees)
-        if any(override.told is DecoderPositions for override in overrides):
-            positions = partial(self.layout.decoder_positions, trees, tokens)
-        overridden = overriding(overrides, positions) if overrides else nullcontext()
+        tokens = inputs["input_ids"]
+        overridden = overriding(self._overrides, partial(self.layout.pass_positions, trees, tokens))
         with tree_forward(), in_order(self.sequences), in_turn(self.turns), decoding(tokens.shape[1]), overridden:
             yield
 

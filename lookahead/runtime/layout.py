@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from jacobi import TokenTree
-from lookahead.models.families.overrides import DecoderPositions, SlotPositions
+from lookahead.models.families.overrides import PassPositions
 from lookahead.runtime.cache.tree import TreeCache, drop, join, repeat
 from lookahead.runtime.scores import fetch, send
 from lookahead.runtime.turns import Turns, steps_of
@@ -154,26 +154,19 @@ class Layout:
             found.append(Turns(length, base + width, shown, steps, len(steps) == len(tree)))
         return found
 
-    def slot_positions(self, trees: Sequence[TokenTree]) -> SlotPositions:
-        """What models that count cache slots themselves are told of a pass."""
-        nodes, slots = self.coordinates(trees)
-        base, width = self.cache.base, nodes.shape[1]
-        counted = slots
-        if self.visible is not None:
-            visible = self.visible[:, :base]
-            text = np.maximum(visible.cumsum(1) - 1, 0)
-            counted = send(np.concatenate([text, below(trees, visible.sum(1))], axis=1), self.device)
-        return SlotPositions(nodes, slots, counted, base + width, self.mask_dtype)
-
-    def decoder_positions(self, trees: Sequence[TokenTree], tokens: Tensor) -> DecoderPositions:
-        """The same for decoders that number tokens by the cache's length, padding included."""
-        places = below(trees, self.cache.lengths)
+    def pass_positions(self, trees: Sequence[TokenTree], tokens: Tensor) -> PassPositions:
+        """What models that number the ``tokens`` ``[batch, node]`` of a pass themselves are told of it."""
+        places, visible = below(trees, self.cache.lengths), self._seen()
         if self._depth_limit is not None:  # a sequence that is only fed along may be past the table
             places = np.minimum(places, self._depth_limit - 1)
-        past = torch.arange(self.cache.base, device=self.device).expand(len(trees), -1)
-        nodes = send(places, self.device)
-        slots = torch.cat([past, nodes], dim=1)
-        return DecoderPositions(tokens, nodes, slots, int(places.min()), int(places.max()))
+        past = np.broadcast_to(np.arange(self.cache.base), (len(trees), self.cache.base))
+        text = np.maximum(visible.cumsum(1) - 1, 0)
+        slots, counted = (
+            send(np.concatenate(parts, axis=1), self.device)
+            for parts in ((past, places), (text, below(trees, visible.sum(1))))
+        )
+        nodes = slots[:, self.cache.base :]
+        return PassPositions(tokens, nodes, slots, int(places.min()), int(places.max()), counted, self.mask_dtype)
 
     def keep(self, counts: Sequence[int], starts: Sequence[int]) -> None:
         """Count each sequence's visited nodes, which the cache keeps from slot ``starts`` on."""

@@ -15,7 +15,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from jacobi import LookaheadError, TokenTree
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.medusa import MedusaHeads
-from lookahead.models.families.overrides import DecoderPositions, current_positions, overriding
+from lookahead.models.families.overrides import PassPositions, current_positions, overriding
 from lookahead.models.families.registry import decoder_overrides
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
@@ -289,7 +289,7 @@ def test_positions_are_seen_by_their_own_thread_only() -> None:
     table = nn.Module()
     table.embed_positions = seq2seq_model("bart").get_decoder().embed_positions
     nodes = torch.tensor([[4, 5, 5, 6], [2, 3, 3, 3]])
-    positions = DecoderPositions(torch.zeros_like(nodes), nodes, nodes, 2, 6)
+    positions = PassPositions(torch.zeros_like(nodes), nodes, nodes, 2, 6)
     tokens = torch.zeros((1, 3), dtype=torch.long)
     alone = table.embed_positions(tokens, 7)
     with overriding(decoder_overrides(table), lambda: positions):

@@ -12,7 +12,7 @@ from helpers.threads import together
 
 from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead
-from lookahead.models.families.overrides import SlotPositions, overriding
+from lookahead.models.families.overrides import PassPositions, overriding
 from lookahead.models.families.registry import DECODERS, SLOT_COUNTERS, decoder_overrides, overrides_for
 from lookahead.runtime.session import bare_model
 from lookahead.support.route import route
@@ -99,7 +99,7 @@ def test_nothing_is_left_behind(name: str) -> None:
     before = [vars(override.owner).get(override.name) for override in overrides]
     plain = run(model, prompts(1), max_new_tokens=8)[0]
     count = torch.arange(40)[None]
-    with overriding(overrides, lambda: SlotPositions(count, count, count, 40, torch.long)):
+    with overriding(overrides, lambda: PassPositions(count, count, count, 0, 40, count)):
         (elsewhere,) = together(lambda: model.generate(**prompts(1), max_new_tokens=8))
         assert [override.name for override in overrides_for(model)] == [override.name for override in overrides]
     assert elsewhere.tolist() == plain.tolist()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lookahead.models.families.overrides import DecoderPositions, in_passes
+from lookahead.models.families.overrides import PassPositions, in_passes
 from lookahead.models.names import CACHE_LENGTH
 
 # Whose inputs of a step are the last tokens and their positions, and nothing else that depends on the text.
@@ -32,7 +32,7 @@ class _HeadLines:
 
 
 @in_passes
-def position_embeddings(module: Any, original: Any, positions: DecoderPositions, *args: Any, **kwargs: Any) -> Any:
+def position_embeddings(module: Any, original: Any, positions: PassPositions, *args: Any, **kwargs: Any) -> Any:
     """For ``embed_positions(x, cache_length)`` (BART, Marian, M2M100, Whisper and their kin)."""
     signature = inspect.signature(type(module).forward)
     first = list(signature.parameters)[1]
@@ -60,7 +60,7 @@ def position_embeddings(module: Any, original: Any, positions: DecoderPositions,
 
 
 @in_passes
-def position_ids(_: Any, original: Any, positions: DecoderPositions, ids: Tensor, padding: int, *start: int) -> Tensor:
+def position_ids(_: Any, original: Any, positions: PassPositions, ids: Tensor, padding: int, *start: int) -> Tensor:
     """For RoBERTa's way of counting (and its kin's as a decoder), in which padding has a position of its own."""
     words = ids.new_full((1, positions.high - positions.low + 1), int(padding == 0))
     lines = original(words, padding, positions.low)[0][positions.nodes - positions.low]
@@ -69,7 +69,7 @@ def position_ids(_: Any, original: Any, positions: DecoderPositions, ids: Tensor
 
 
 @in_passes
-def relative_biases(_: Any, original: Any, positions: DecoderPositions, *lengths: int, **others: Any) -> Any:
+def relative_biases(_: Any, original: Any, positions: PassPositions, *lengths: int, **others: Any) -> Any:
     """For biases by the distance between query and key (T5 and its kin)."""
     count = positions.high - positions.low + 1
     table = original(count, positions.high + 1, **others | {"past_seen_tokens": positions.low})[0]
@@ -79,7 +79,7 @@ def relative_biases(_: Any, original: Any, positions: DecoderPositions, *lengths
 
 
 @in_passes
-def expert_router(module: Any, _: Any, positions: DecoderPositions, *args: Any, **kwargs: Any) -> Any:
+def expert_router(module: Any, _: Any, positions: PassPositions, *args: Any, **kwargs: Any) -> Any:
     """For routers whose experts take no more tokens of a pass than their capacity, which one token never exceeds."""
     roomy = copy.copy(module)
     roomy.expert_capacity = 1 << 30

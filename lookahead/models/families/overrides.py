@@ -28,35 +28,25 @@ class Override:
     owner: Any  # a module of a model, or a file
     name: str
     stand_in: Callable[[Any, Any], Any]  # stand_in(owner, original) makes what takes its place
-    told: type | None = None  # the class of the positions that it understands
 
 
 @dataclass(frozen=True, slots=True)
-class SlotPositions:
-    """Logical positions for modules that count cache slots.
+class PassPositions:
+    """Logical positions for modules that count slots, or number tokens from the cache's length on. Padding counts.
 
     ::
 
-        slot       0  1  2  3  4  5      0 is padding, 1-2 the text, 3-5 a root with two children
-        slots     -1  0  1  2  3  3      siblings lie in different slots at the same position
+        slot      0  1  2  3  4  5      0 is padding, 1-2 the text, 3-5 a root with two children
+        slots     0  1  2  3  4  4      siblings lie in different slots at the same position
     """
-
-    nodes: Tensor  # [batch, node], counted in slots from the sequence's first token
-    slots: Tensor  # [batch, slot], the same for all slots that the pass reads, the nodes' own last
-    tokens: Tensor  # [batch, slot], counted in tokens that are not masked
-    high: int  # at least the largest position
-    mask_dtype: torch.dtype  # of the mask that the prompt was given
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderPositions:
-    """Logical positions for decoders that number tokens from the cache's length on."""
 
     tokens: Tensor  # [batch, node] token ids
     nodes: Tensor  # [batch, node] positions
     slots: Tensor  # [batch, slot] positions of all slots that the pass reads, the nodes' own last
     low: int  # the smallest position of a node
     high: int  # the largest
+    counted: Tensor | None = None  # [batch, slot] as slots, counted in tokens that are not masked; None = nobody asks
+    mask_dtype: torch.dtype = torch.long  # of the mask that the prompt was given
 
 
 def current_positions() -> Any:

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from lookahead.models.families import decoders, slot_counters
-from lookahead.models.families.overrides import DecoderPositions, Override, SlotPositions, file_of
+from lookahead.models.families.overrides import Override, file_of
 from lookahead.models.names import CACHE_LENGTH
 from lookahead.models.traits import parameters
 
@@ -75,22 +75,22 @@ DECODERS = (
 )
 
 
-def _overrides(families: Sequence[Family], model: nn.Module, told: type) -> list[Override]:
+def _overrides(families: Sequence[Family], model: nn.Module) -> list[Override]:
     """Overrides of each module of ``model``, by the first row that it matches."""
     found: list[Override] = []
     for name, module in model.named_modules():
         family = next((family for family in families if family.matches(name, module)), None)
         if family is not None:
             owner = file_of(module) if family.in_file else module
-            found.append(Override(owner, family.attribute, family.stand_in, told))
+            found.append(Override(owner, family.attribute, family.stand_in))
     return found
 
 
 def decoder_overrides(decoder: nn.Module) -> list[Override]:
     """Overrides for what in a decoder would treat the nodes of a pass otherwise than single tokens."""
-    return _overrides(DECODERS, decoder, DecoderPositions)
+    return _overrides(DECODERS, decoder)
 
 
 def overrides_for(model: PreTrainedModel) -> list[Override]:
     """Overrides for every pass over a causal model whose traits say that it counts slots by itself."""
-    return _overrides(SLOT_COUNTERS, model, SlotPositions) or decoder_overrides(model)
+    return _overrides(SLOT_COUNTERS, model) or decoder_overrides(model)

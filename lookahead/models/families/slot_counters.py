@@ -2,7 +2,7 @@
 
 ALiBi puts a bias on every key that grows with the key's position (Press et al., "Train Short, Test Long", section 3),
 and transformers' builders count cache slots. For a pass of ours each is asked for the biases of a plain text, of which
-each slot reads the line of its own logical position (:class:`.SlotPositions`): slopes and roundings stay the model's.
+each slot reads the line of its own logical position (:class:`.PassPositions`): slopes and roundings stay the model's.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lookahead.models.families.overrides import SlotPositions, current_positions, in_passes
+from lookahead.models.families.overrides import PassPositions, current_positions, in_passes
 
 
 class _BiasOfEachSequence:
@@ -34,20 +34,21 @@ class _BiasOfEachSequence:
 
 
 @in_passes
-def alibi_by_tokens(_: Any, original: Any, positions: SlotPositions, mask: Tensor, heads: int, dtype: Any) -> Tensor:
+def alibi_by_tokens(_: Any, original: Any, positions: PassPositions, mask: Tensor, heads: int, dtype: Any) -> Tensor:
     """For builders that count the tokens of an attention mask (BLOOM, Falcon)."""
-    text = torch.ones((1, positions.high + 1), dtype=positions.mask_dtype, device=positions.tokens.device)
+    assert positions.counted is not None  # of a causal model
+    text = torch.ones((1, positions.high + 1), dtype=positions.mask_dtype, device=positions.counted.device)
     lines: Tensor = original(text, heads, dtype).reshape(heads, -1)
-    return lines[:, positions.tokens].transpose(0, 1).reshape(-1, 1, positions.tokens.shape[1])
+    return lines[:, positions.counted].transpose(0, 1).reshape(-1, 1, positions.counted.shape[1])
 
 
 @in_passes
 def alibi_by_slots(
-    _: Any, original: Any, positions: SlotPositions, heads: int, slots: int, *args: Any, **kw: Any
+    _: Any, original: Any, positions: PassPositions, heads: int, slots: int, *args: Any, **kw: Any
 ) -> Any:
     """For builders that are told a number of slots (MPT)."""
     lines = original(heads, positions.high + 1, *args, **kw).reshape(heads, -1)
-    return _BiasOfEachSequence(lines[:, positions.slots.clamp(min=0)].transpose(0, 1)[:, :, None])
+    return _BiasOfEachSequence(lines[:, positions.slots].transpose(0, 1)[:, :, None])
 
 
 class WindowTable:
@@ -58,7 +59,7 @@ class WindowTable:
         self._window: int | None = module.config.window_size if module.attention_type == "local" else None
 
     def __getitem__(self, index: Any) -> Tensor:
-        positions: SlotPositions | None = current_positions()
+        positions: PassPositions | None = current_positions()
         if positions is None:
             return self._table[index]
         if self._window is None:
@@ -74,12 +75,10 @@ class ScaleFactor:
         self._factor = factor
 
     def __rmul__(self, logarithms: Tensor) -> Any:
-        positions: SlotPositions | None = current_positions()
+        positions: PassPositions | None = current_positions()
         if positions is None:
             return logarithms * self._factor
-        # The slots that plain decoding would use, padding included.
-        numbers = positions.nodes - positions.slots[:, :1]
-        steps = torch.floor((numbers.to(logarithms.device).float() + 1.0) / self._module.floor_scale)
+        steps = torch.floor((positions.nodes.to(logarithms.device).float() + 1.0) / self._module.floor_scale)
         return _QueryScales(torch.log1p(steps) * self._factor)
 
 
