@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import MoEModelOutput
 
@@ -108,20 +108,6 @@ def stand_in_encoder(model: PreTrainedModel, batch: int) -> MoEModelOutput:
     size = next((size for size in sizes if isinstance(size, int)), None) or traits.config.hidden_size
     noise = torch.randn((1, 5, size), generator=torch.Generator().manual_seed(0))
     return _StandIn(last_hidden_state=noise.to(traits.device, traits.dtype).repeat(batch, 1, 1))
-
-
-def stepwise(model: PreTrainedModel, prompt: Tensor, tokens: Sequence[int]) -> Tensor:
-    """The logits ``[token, vocab]`` of ``tokens`` after ``prompt``, one a pass, as plain decoding computes them."""
-    config = GenerationConfig()
-    kwargs: dict[str, Any] = {"encoder_outputs": stand_in_encoder(model, len(prompt)), "use_cache": True}
-    kwargs[CACHE] = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    model._prefill(prompt, config, kwargs)
-    scores = []
-    for count in range(1, len(tokens) + 1):
-        text = torch.cat([prompt, prompt.new_tensor([tokens[:count]])], dim=1)
-        inputs = model.prepare_inputs_for_generation(text, next_sequence_length=1, **kwargs)
-        scores.append(model(**inputs, return_dict=True).logits[0, -1].float())
-    return torch.stack(scores)
 
 
 def _takes_positions(model: PreTrainedModel) -> bool:

@@ -1,13 +1,13 @@
 """Passes outside of ``generate``: a model that has read a prompt and waits for trees, to be measured or tested."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from jacobi import Path, Wants
 from lookahead.models.hidden_states import HiddenStates
@@ -20,7 +20,7 @@ from lookahead.runtime.forward import Prompt
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.open import Tracing, open_tree
 from lookahead.runtime.packed_layers import Packed
-from lookahead.runtime.tree import TreeModel
+from lookahead.runtime.tree import PlainPasses, TreeModel
 
 
 def unread(
@@ -69,6 +69,21 @@ def bare_chain(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = Non
     view = LinearModel(model, traits, Prompt(prompt, GenerationConfig(), inputs, None, 0), Wants())
     with _read(view, len(prompt)):
         yield view
+
+
+def stepwise(model: PreTrainedModel, prompt: Tensor, tokens: Sequence[int], **inputs: Any) -> Tensor:
+    """The logits ``[batch, token, vocab]`` of ``tokens`` after ``prompt`` ``[batch, token]``, one a pass, as plain
+    decoding computes them; ``inputs`` are what else the model is given."""
+    cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    if model.config.is_encoder_decoder:
+        inputs = {"encoder_outputs": stand_in_encoder(model, len(prompt))} | inputs
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    inputs |= {CACHE: cache, "use_cache": True}
+    model._prefill(prompt, GenerationConfig(), inputs)
+    text = torch.cat([prompt, prompt.new_tensor([tokens] * len(prompt))], dim=1)
+    passes = PlainPasses(model, cache, inputs, 1)
+    ends = range(prompt.shape[1] + 1, text.shape[1] + 1)
+    return torch.stack([passes.forward(text[:, :end]).logits[:, -1].float() for end in ends], dim=1)
 
 
 def masked_inputs(traits: ModelTraits, mask: Tensor) -> dict[str, Any]:

@@ -13,11 +13,9 @@ from lookahead.models.conformance import recorded_routes
 from lookahead.models.families.mamba2 import bound_error
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.encoder_decoder import stepwise
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.row_limits import rounding_layer
-from lookahead.runtime.session import bare_chain, bare_model, masked_inputs
-from lookahead.runtime.tree import PlainPasses
+from lookahead.runtime.session import bare_chain, bare_model, masked_inputs, stepwise
 
 Verdict = tuple[str | None, bool]  # what is wrong, if anything; whether that is certain
 _DRAFTED = 0.5  # of that spread; quantised layers round by what else is in a pass
@@ -77,7 +75,7 @@ def tree_verdict(model: PreTrainedModel, traits: ModelTraits, drafts: bool = Fal
             both, *alone = view.forward([*trees, trees[0]][: len(prompt)]).logits.float()
         padded = alone.pop() if causal else None
         if padded is None:  # positions are our own doing there
-            alone = [stepwise(model, prompt[:1], tree.tokens) for tree in trees[1:]]
+            alone = [stepwise(model, prompt[:1], tree.tokens)[0] for tree in trees[1:]]
     except (LookaheadError, torch.OutOfMemoryError):
         raise
     except (*MODEL_ERRORS, AssertionError) as error:
@@ -113,18 +111,12 @@ def _fallback_error(
 ) -> str | None:
     """Difference of the ``scores`` ``[batch, token, vocab]`` of a tree's path from those of transformers' own passes.
     ``tokens`` are the path's; the last sequence of ``prompt`` ``[batch, token]`` is padded on the left."""
-    inputs = _padded_last(model, prompt)
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    text = torch.cat([prompt, torch.tensor([tokens] * len(prompt), device=traits.device)], dim=1)
-    length = prompt.shape[1] + 1
     try:
-        model(input_ids=prompt, use_cache=True, **inputs, **{CACHE: cache})
-        plain = PlainPasses(model, cache, inputs, 1)
-        steps = [plain.forward(text[:, : length + step]).logits[:, -1].float() for step in range(len(tokens))]
+        plain = stepwise(model, prompt, tokens, **_padded_last(model, prompt))
     except MODEL_ERRORS:
         return None  # it needs more than a text; decoding will tell
     for row, kind in enumerate(("", " in a row that is padded")):
-        difference = _apart(scores[row], torch.stack([step[row] for step in steps]))
+        difference = _apart(scores[row], plain[row])
         if difference is not None and difference > _allowed(traits.dtype):
             rounding, reason = rounding_layer(model), "it prepares each of its passes in a way of its own"
             if rounding is not None:
