@@ -38,11 +38,6 @@ class Messages:
         self._group = group
         self._checksum = 0
 
-    @property
-    def leads(self) -> bool:
-        """True if this rank decides."""
-        return self.rank == 0
-
     def agree(self, what: dict[str, Any]) -> None:
         """All ranks: raise a :class:`RankError` unless all of them say the same, and name what differs."""
         told = [_hash(value) for value in what.values()]

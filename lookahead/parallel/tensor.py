@@ -52,7 +52,8 @@ class TensorParallel:
 
     @property
     def leads(self) -> bool:
-        return self.messages.leads
+        """True if this rank decides."""
+        return self.messages.rank == 0
 
     @contextmanager
     def call(self, drafters: Sequence[Drafter], what: dict[str, Any], device: torch.device) -> Iterator[list[Drafter]]:

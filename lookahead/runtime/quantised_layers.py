@@ -28,7 +28,6 @@ from lookahead.runtime.packed_layers import SharedOutputs
 _LEVELS = 127  # of numbers of 8 bits, to either side of 0
 _GROUP = 32  # inputs of a row of weights of 4 bits that share a scale; larger groups are no faster
 _STEPS = 15  # of numbers of 4 bits, from a group's least to its largest
-_MIDDLE = 8  # of these numbers, to which the kernel's offset belongs
 _OUTPUTS_TOGETHER = 16  # of which the 4-bit kernel takes multiples
 _PART = 8192  # outputs that are rounded at a time, to hold no whole output layer in float32
 _TINY = 1e-30  # the least step of a row or a group, for those of zeros alone
@@ -140,7 +139,8 @@ class Int4Linear(QuantisedLinear):
         least, largest = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
         steps = ((largest - least) / _STEPS).clamp_min_(_TINY)
         numbers = ((groups - least) / steps).round_().to(torch.int32).view(weight.shape)
-        scales = torch.cat([steps, least + _MIDDLE * steps], 2).transpose(0, 1).to(weight.dtype).contiguous()
+        middle = least + (_STEPS + 1) // 2 * steps  # to which the kernel's offset belongs
+        scales = torch.cat([steps, middle], 2).transpose(0, 1).to(weight.dtype).contiguous()
         super().__init__(layer, torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1), scales)
 
     def forward(self, input: Tensor) -> Tensor:
