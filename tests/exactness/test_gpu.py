@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.graphs import counting
+from helpers.graphs import counting, waiting
 from helpers.models import fresh_model, prompts
 from helpers.threads import together
 from torch import Tensor
@@ -14,7 +14,6 @@ from lookahead import Jacobi, Lookahead
 from lookahead.models.names import CACHE
 from lookahead.runtime.cuda_graphs import buffers as static_buffers
 from lookahead.runtime.cuda_graphs import executor as static
-from lookahead.runtime.cuda_graphs.buffers import waiting
 from lookahead.runtime.cuda_graphs.executor import GraphExecutor
 
 pytestmark = [

@@ -12,6 +12,8 @@ from helpers.views import tree_view
 from lookahead.models.hidden_states import Outputs
 from lookahead.runtime import attention, split_attention
 from lookahead.runtime.cuda_graphs import executor as static
+from lookahead.runtime.cuda_graphs.buffers import StaticBuffers
+from lookahead.runtime.cuda_graphs.buffers import _waiting as buffers_of_models
 from lookahead.runtime.cuda_graphs.executor import GraphExecutor
 from lookahead.runtime.tree import TreeModel
 
@@ -19,6 +21,11 @@ from lookahead.runtime.tree import TreeModel
 def view(model: Any, batch: int = 1, length: int = 12) -> TreeModel:
     """A static view of a model that will read the prompt of :func:`helpers.models.prompts`."""
     return tree_view(model, batch, length, static=True)
+
+
+def waiting(model: Any) -> list[StaticBuffers]:
+    """The static buffers that wait for the model's next call."""
+    return [buffers for _, buffers in buffers_of_models.of(model)]
 
 
 @contextmanager
@@ -49,7 +56,12 @@ class StandIn:
         monkeypatch.setattr(static, "capture", self.capture)
         monkeypatch.setattr(static, "on_side_stream", lambda run, arena: run())
         original = GraphExecutor.__init__
-        monkeypatch.setattr(GraphExecutor, "__init__", lambda *a, **k: original(*a, **k | {"graphs": True}))
+
+        def capturing(executor: GraphExecutor, *args: Any, **kwargs: Any) -> None:
+            original(executor, *args, **kwargs)
+            executor._captures = True
+
+        monkeypatch.setattr(GraphExecutor, "__init__", capturing)
 
     def capture(self, run: Callable[[], Outputs], arena: Any) -> tuple[Callable[[], None], Outputs]:
         if self._broken > 0:

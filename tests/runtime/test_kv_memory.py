@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.encoder_decoders import seq2seq_model, sources
+from helpers.graphs import waiting
 from helpers.hybrids import hybrid
 from helpers.medusa import random_heads
 from helpers.memory import LiveStates, bytes_of, wide_model
@@ -22,7 +23,6 @@ from lookahead.models.names import CACHE
 from lookahead.runtime.cache import buffers
 from lookahead.runtime.cache.buffers import Extent, LayerBuffer
 from lookahead.runtime.cache.tree import TreeCache
-from lookahead.runtime.cuda_graphs.buffers import waiting
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.tree import TreeModel

@@ -1,13 +1,12 @@
 """Medusa's heads read hidden states of passes with static shapes."""
 
 import pytest
-from helpers.graphs import StandIn
+from helpers.graphs import StandIn, waiting
 from helpers.medusa import counting
 from helpers.models import VOCAB, prompts, run, same_as_plain
 
 from lookahead import Lookahead
 from lookahead.medusa import Medusa
-from lookahead.runtime.cuda_graphs.buffers import waiting
 from lookahead.runtime.tree import TreeModel
 
 pytestmark = pytest.mark.usefixtures("augmented")

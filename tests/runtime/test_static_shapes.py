@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.graphs import view
+from helpers.graphs import view, waiting
 from helpers.marks import BATCH_AND_SAMPLE
 from helpers.models import MODELS, counting_model, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
 from helpers.mtp import deepseek
@@ -25,7 +25,7 @@ from lookahead.runtime import open as opening
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cuda_graphs import buffers as static_buffers
 from lookahead.runtime.cuda_graphs import executor
-from lookahead.runtime.cuda_graphs.buffers import Graph, StaticBuffers, bucket_of, waiting
+from lookahead.runtime.cuda_graphs.buffers import Graph, StaticBuffers, bucket_of
 from lookahead.runtime.cuda_graphs.executor import GraphExecutor
 from lookahead.runtime.open import static_reason
 from lookahead.runtime.tree import TreeModel

@@ -21,7 +21,7 @@ class TreeLayer(DynamicLayer):
     """
 
     def __init__(self, store: Store) -> None:
-        super().__init__()
+        self.is_initialized = False  # keys and values lie in buffers, not here
         self._store = store
         self._place = store.layers
         store.layers += 1
@@ -108,17 +108,9 @@ class TreeLayer(DynamicLayer):
         """``[batch, head, slot, channel]`` of the slots it holds, for models that look past :meth:`update` (Mllama)."""
         return self._states(self.key_entry)
 
-    @keys.setter
-    def keys(self, states: None) -> None:
-        """They lie in a buffer."""
-
     @property
     def values(self) -> Tensor | None:
         return self._states(self.value_entry)
-
-    @values.setter
-    def values(self, states: None) -> None:
-        """They lie in a buffer."""
 
     def get_seq_length(self) -> int:
         return self.length if self._store.reading else self._store.base

@@ -159,25 +159,22 @@ class TreeCache(Cache):
             for group, fresh, history in before:
                 group.fresh, group.history = fresh, history
 
-    def open_static(self, slots: Tensor, span: int) -> None:
-        """Let the next pass write at ``slots`` ``[node]`` and read the first ``span`` slots, at most the capacity."""
+    def open_static(self, slots: Tensor | None, span: int = 0) -> None:
+        """Let the next pass write at ``slots`` ``[node]`` and read the first ``span`` slots, at most the capacity; None
+        = it writes at ``base``, with shapes that follow the text."""
         self._store.slots = slots
-        for group in self._store.groups:
+        for group in self._store.groups if slots is not None else ():
             group.open_static(span)
-
-    def close_static(self) -> None:
-        """Let the next pass write at ``base``, with shapes that follow the text."""
-        self._store.slots = None
 
     @property
     def buffers(self) -> list[Tensor]:
         """The buffers ``[entry, batch, head, slot, channel]``, one for each shape of keys or values."""
         return [group.buffer for group in self._store.groups]
 
-    def grow(self, capacity: int) -> None:
-        """Move on to buffers of ``capacity`` slots, zero where nothing is held."""
+    def reach(self, stop: int) -> None:
+        """Have slots up to ``stop``."""
         for group in self._store.groups:
-            group.grow(capacity)
+            group.reach(stop)
 
     def store(self, cache: Cache, *, move: bool = False, row: int | None = None) -> None:
         """Leave keys and values in ``cache`` as plain decoding would have: its layers, its lengths, its windows. All

@@ -294,11 +294,6 @@ def is_small(forward: TreeForward, slots: int) -> bool:
     return bool(numbers * forward.traits.dtype.itemsize <= spare_bytes(forward.model))
 
 
-def waiting(model: PreTrainedModel) -> list[StaticBuffers]:
-    """The buffers that wait for the model's next call."""
-    return [buffers for _, buffers in _waiting.of(model)]
-
-
 def release() -> None:
     """Free the buffers and graphs that wait for any model's next call."""
     _waiting.clear()

@@ -42,7 +42,7 @@ from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.masks import ALIGNED, StaticPlaces, static_masks
-from lookahead.runtime.scores import fetch, send
+from lookahead.runtime.scores import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +79,16 @@ def rejection(forward: TreeForward) -> str | None:
 
 class GraphExecutor(Executor):
     """Runs passes of static shape. A model that rejects the first one is run eagerly from there on; with ``required``
-    an error is raised. ``graphs``: capture passes as CUDA graphs; None = on a CUDA device."""
+    an error is raised. On a CUDA device passes are captured as graphs."""
 
     keeps_buffers = True
 
-    def __init__(self, forward: TreeForward, *, required: bool = False, graphs: bool | None = None) -> None:
+    def __init__(self, forward: TreeForward, *, required: bool = False) -> None:
         super().__init__(forward)
-        self._plain_ms: float | None = None
         self._layout = forward.layout
         self._required = required
         self._device = forward.layout.device
-        self._captures = self._device.type == "cuda" if graphs is None else graphs
+        self._captures = self._device.type == "cuda"
         self._buffers: StaticBuffers | None = None
         self._rejected = False  # the model has rejected a static pass
         self._moves: list[list[tuple[int, int]]] = []
@@ -105,13 +104,12 @@ class GraphExecutor(Executor):
 
     @property
     def plain_ms(self) -> float | None:
-        return self._plain_ms
+        return None if self._buffers is None else self._buffers.plain_ms
 
     def reserve(self, extent: Extent) -> None:
         forward, kind = self.forward_pass, kind_of_call(self.forward_pass)
         key = None if kind is None else (*kind, self._captures)
         buffers = self._buffers = lease(forward.model, key, forward.batch, forward.traits.dtype, self._device)
-        self._plain_ms = buffers.plain_ms
         at_once = self._captures and is_small(forward, extent.most)
         buffers.reserve(replace(extent, granule=ALIGNED), at_once=at_once, spare=spare_bytes(forward.model))
         forward.layout.cache.reserve(buffers.extent, buffers.allocate)
@@ -124,7 +122,6 @@ class GraphExecutor(Executor):
         buffers.padding.copy_(torch.tensor(layout.padding))
         if layout.visible is not None:
             buffers.shown[:, : layout.visible.shape[1]] = torch.from_numpy(layout.visible)
-            layout.visible = None
         if forward.token_types is not None:
             buffers.types.copy_(forward.token_types[:, -1:])
         self._sound = True
@@ -157,7 +154,7 @@ class GraphExecutor(Executor):
                 known[:] = [each for each in known if each[0][0] == kind[0]][1 - MOST_KINDS :] + [(kind, reason)]
             if self._required:
                 raise LookaheadError(refusal(reason)) from error
-            self._leave(buffers, reason)
+            self._leave(reason)
             outputs = super().run(trees)
             self.typical = False
             return outputs
@@ -206,15 +203,9 @@ class GraphExecutor(Executor):
 
     def _grow(self, buffers: StaticBuffers, slots: int) -> None:
         """Go on in buffers that have ``slots``, and more where there is memory for it."""
-        cache, extent = self._layout.cache, buffers.extent
         buffers.forget_passes()
-        capacity = extent.after(buffers.capacity, slots)
-        try:
-            sparing(lambda: cache.grow(capacity))
-        except torch.OutOfMemoryError:
-            capacity = extent.rounded(slots)
-        cache.grow(capacity)
-        buffers.widen(capacity)
+        sparing(lambda: self._layout.cache.reach(slots))
+        buffers.widen(min(buffer.shape[3] for buffer in self._layout.cache.buffers))
 
     def _replayed(self, buffers: StaticBuffers, step: _Pass) -> Outputs:
         """Replay the pass; or run it, and capture it if passes like it have been run before."""
@@ -264,7 +255,7 @@ class GraphExecutor(Executor):
         old, new = graph.base, self._layout.cache.base
         outputs, taken_ms = timed(step.run, buffers.device)
         if step.key[0] == 1:
-            self._plain_ms = buffers.plain_ms = taken_ms
+            buffers.plain_ms = taken_ms
         step.inputs.settle()
         places = [buffer[..., old : old + step.key[0], :] for buffer in self._layout.cache.buffers if old != new]
         before = [place.clone() for place in places]
@@ -300,15 +291,10 @@ class GraphExecutor(Executor):
             self._layout.cache.move(sources, targets, buffers.rows)
         self._moves = []
 
-    def _leave(self, buffers: StaticBuffers, reason: str) -> None:
+    def _leave(self, reason: str) -> None:
         """Go on eagerly, from the KV cache as it is."""
         self.flush()
-        layout, cache = self._layout, self._layout.cache
-        cache.close_static()
-        if len(cache.lengths) > 1 or not bool(buffers.shown.all()):
-            lengths = torch.tensor(cache.lengths, device=self._device)
-            shown = buffers.shown[:, : cache.base] & (buffers.columns[: cache.base] < lengths[:, None])
-            layout.visible = fetch(shown).copy()
+        self._layout.cache.open_static(None)
         self._buffers, self._rejected, self._reason = None, True, reason
 
 
