@@ -102,10 +102,10 @@ def main() -> None:
     augment_all()
     prompt = torch.randint(1, VOCABULARY, (1, 8), generator=torch.Generator().manual_seed(0))
     settings = {"max_new_tokens": 48, "do_sample": False, "return_dict_in_generate": True, "pad_token_id": 0}
-    known = registry.SLOT_COUNTERS
+    known = registry.FAMILIES
     try:
         for when, families in (("before", known), ("after", (*known, FAMILY))):
-            registry.SLOT_COUNTERS = families
+            registry.FAMILIES = families
             torch.manual_seed(0)
             model = TinyForCausalLM(TinyConfig(attn_implementation="eager")).double().eval()
             for weights in model.parameters():
@@ -116,7 +116,7 @@ def main() -> None:
             print(f"{when}: {way}, {ours.stats.steps} passes" + (f" ({why})" if why else ""))
             print(f"identical: {torch.equal(plain.sequences, ours.sequences)}")
     finally:
-        registry.SLOT_COUNTERS = known
+        registry.FAMILIES = known
         restore_all()
 
 

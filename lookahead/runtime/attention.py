@@ -5,8 +5,8 @@ a CPU. While a decode of ours runs, the registered ``sdpa`` is wrapped, for thre
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ def _grouped_sdpa(
     """``sdpa`` as registered; inside our pass, query heads that share a key head are attended to together."""
     if not _thread.masked:
         attention_mask = None
-    is_on_cpu = query.device.type == "cpu"
+    is_on_cpu, packs = query.device.type == "cpu", _thread.packed
     biased = kwargs.get("position_bias") is not None or "s_aux" in kwargs
     is_ours = _thread.in_pass and not biased and _is_shared(query, attention_mask)
     scale, sequences = kwargs.get("scaling"), _thread.sequences
@@ -64,7 +64,7 @@ def _grouped_sdpa(
         return original(module, query, key, value, attention_mask, **kwargs)
     if attention_mask is not None and serves(query, key, value, attention_mask):
         output = packed_attention(query, key, value, attention_mask, scale, fused=True)
-    elif is_on_cpu and _packs(query, key):
+    elif is_on_cpu and (packing_pays(query.shape, key.shape, query.dtype) if packs is None else packs):
         output = packed_attention(query, key, value, attention_mask, scale)
     elif query.shape[1] == key.shape[1]:
         return original(module, query, key, value, attention_mask, **kwargs)
@@ -91,17 +91,9 @@ def _rows_mask(mask: Tensor, nodes: int, heads: int) -> RowsMask:
     return made[key]
 
 
-def _packs(query: Tensor, key: Tensor) -> bool:
-    if _thread.packed is not None:
-        return _thread.packed
-    batch, heads, nodes, channels = query.shape
-    return packing_pays(batch, heads, key.shape[1], nodes, key.shape[2], channels, query.dtype)
-
-
-def packing_pays(
-    batch: int, heads: int, key_heads: int, nodes: int, slots: int, channels: int, dtype: torch.dtype
-) -> bool:
-    """Whether :func:`packed_attention` is the faster one on a CPU."""
+def packing_pays(query: Sequence[int], key: Sequence[int], dtype: torch.dtype) -> bool:
+    """Whether :func:`packed_attention` is the faster one on a CPU, for queries and keys of these shapes."""
+    (batch, heads, nodes, channels), (_, key_heads, slots, _) = query, key
     is_slow_single = nodes == 1 and dtype == torch.bfloat16
     if heads == key_heads:
         return is_slow_single
@@ -142,13 +134,8 @@ def packed_attention(
     return output.reshape(batch, heads, nodes, value.shape[-1])
 
 
-# A user's local override goes before it, and is left alone.
-_WRAPPED = Wrapped(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", _grouped_sdpa)
-
-
-def grouped_attention() -> AbstractContextManager[None]:
-    """Keep the wrapper registered while the block runs; the last one out restores what was there."""
-    return _WRAPPED.on()
+# Keeps the wrapper registered while a block runs. A user's local override goes before it, and is left alone.
+grouped_attention = Wrapped(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", _grouped_sdpa).on
 
 
 @contextmanager

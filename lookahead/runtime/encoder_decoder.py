@@ -15,8 +15,7 @@ from transformers.modeling_outputs import MoEModelOutput
 
 from jacobi import TokenTree
 from lookahead.models.families.decoders import position_ids
-from lookahead.models.families.overrides import PassPositions, overriding
-from lookahead.models.families.registry import decoder_overrides
+from lookahead.models.families.registry import overrides_for
 from lookahead.models.hidden_states import Outputs
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
@@ -36,12 +35,11 @@ class EncoderDecoderForward(TreeForward):
         super().__init__(*args, **kwargs)
         self._caches = EncoderDecoderCache(self.layout.cache, DynamicCache() if cross is None else cross)
         self.prompt_kwargs |= {CACHE: self._caches}
-        self._decoder_overrides, self._overrides = decoder_overrides(self.model.get_decoder()), []
+        self._overrides = overrides_for(self.model.get_decoder())
         self._takes_positions = True  # this class does, and knows whom to tell
         # Where token ids are turned into positions, that is where places go: some positions start at an offset.
-        counts = any(override.stand_in is position_ids for override in self._decoder_overrides)
+        counts = any(override.stand_in is position_ids for override in self._overrides)
         self._tells_decoder = _takes_positions(self.model) and not counts
-        self._reach = (0, 0)  # smallest and largest position of the pass
 
     def prefill(self) -> Tensor:
         """Run the decoder's prompt as plain decoding does; later passes are given what its second step is given."""
@@ -65,24 +63,11 @@ class EncoderDecoderForward(TreeForward):
         wider.depths[1] = 0  # it lies where the root lies: there may be no place after it
         return [wider, *trees[1:]]
 
-    def inputs(self, trees: Sequence[TokenTree]) -> tuple[dict[str, Tensor], Any]:
-        roots = self.layout.roots()
-        self._reach = min(roots), max(root + max(tree.depths) for root, tree in zip(roots, trees, strict=True))
-        return super().inputs(trees)
-
     def call(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Outputs:
-        """Run the decoder, whose position modules are told where the nodes lie."""
-        tokens, positions, mask = inputs["input_ids"], inputs["position_ids"], inputs.get("attention_mask")
-        renamed = {"decoder_input_ids": tokens}
+        names = {"input_ids": "decoder_input_ids", "attention_mask": self.mask_name}
         if self._tells_decoder:
-            renamed[_POSITIONS] = positions
-        if mask is None:  # one token of one sequence: the model's own count is right
-            return super().call(module, **renamed)
-        renamed[self.mask_name] = mask
-        past = torch.arange(self.layout.cache.base, device=tokens.device).expand(len(tokens), -1)
-        places = PassPositions(tokens, positions, torch.cat([past, positions], dim=1), *self._reach)
-        with overriding(self._decoder_overrides, lambda: places):
-            return super().call(module, **renamed)
+            names["position_ids"] = _POSITIONS
+        return super().call(module, **{names[name]: given for name, given in inputs.items() if name in names})
 
     def plain_cache(self, cache: Cache) -> Cache:
         return EncoderDecoderCache(cache, self._caches.cross_attention_cache)

@@ -98,6 +98,7 @@ class TreeForward:
         self.kwargs = {k: v for k, v in kwargs.items() if k not in _PROMPT_ONLY and v is not None}
         self.kwargs |= {CACHE: layout.cache, "use_cache": True, "return_dict": True}
         self._input_ids, self._config, self._past = prompt.input_ids, prompt.config, prompt.cache
+        self.batch = len(prompt.input_ids)
         self._takes_positions = traits.takes_positions
         self._run_on(model)
         self._heads: int | None = getattr(traits.config, "num_attention_heads", None)
@@ -119,11 +120,7 @@ class TreeForward:
 
     def follow(self, batch: int) -> None:
         """Sequences have joined or left the layout, which now has so many."""
-        self._input_ids, self._masks = self._input_ids.new_zeros((batch, 1)), None
-
-    @property
-    def batch(self) -> int:
-        return len(self._input_ids)
+        self.batch, self._masks = batch, None
 
     @property
     def is_plain(self) -> bool:
@@ -194,8 +191,9 @@ class TreeForward:
     @contextmanager
     def running(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor]) -> Iterator[None]:
         """Inside, attention and the model's own counting of slots follow the trees."""
-        tokens = inputs["input_ids"]
-        overridden = overriding(self._overrides, partial(self.layout.pass_positions, trees, tokens))
+        tokens, layout = inputs["input_ids"], self.layout
+        roots = layout.roots() if self.traits.is_encoder_decoder else layout.cache.lengths  # some count in the mask
+        overridden = overriding(self._overrides, partial(layout.pass_positions, trees, tokens, roots))
         with tree_forward(), in_order(self.sequences), in_turn(self.turns), decoding(tokens.shape[1]), overridden:
             yield
 
@@ -210,10 +208,10 @@ class TreeForward:
         """Whether attention over the KV cache so far packs query heads, in passes over so many nodes."""
         if not self._sdpa or self.limits is not None:
             return False
-        cache, dtype = self.layout.cache, self.traits.dtype
+        cache, batch = self.layout.cache, len(self.layout.cache.lengths)
         _, _, key_heads, _, channels = cache.buffers[0].shape
-        heads = self._heads or key_heads
-        return packing_pays(len(cache.lengths), heads, key_heads, nodes, cache.base + nodes, channels, dtype)
+        query = batch, self._heads or key_heads, nodes, channels
+        return packing_pays(query, (batch, key_heads, cache.base + nodes, channels), self.traits.dtype)
 
     def plain_cache(self, cache: Cache) -> Cache:
         """The cache that transformers' own passes are given, around the decoder's own keys and values."""

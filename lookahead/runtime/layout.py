@@ -154,9 +154,10 @@ class Layout:
             found.append(Turns(length, base + width, shown, steps, len(steps) == len(tree)))
         return found
 
-    def pass_positions(self, trees: Sequence[TokenTree], tokens: Tensor) -> PassPositions:
-        """What models that number the ``tokens`` ``[batch, node]`` of a pass themselves are told of it."""
-        places, visible = below(trees, self.cache.lengths), self._seen()
+    def pass_positions(self, trees: Sequence[TokenTree], tokens: Tensor, roots: Sequence[int]) -> PassPositions:
+        """What models that number the ``tokens`` ``[batch, node]`` of a pass themselves are told of it, whose ``roots``
+        they would place so."""
+        places, visible = below(trees, roots), self._seen()
         if self._depth_limit is not None:  # a sequence that is only fed along may be past the table
             places = np.minimum(places, self._depth_limit - 1)
         past = np.broadcast_to(np.arange(self.cache.base), (len(trees), self.cache.base))

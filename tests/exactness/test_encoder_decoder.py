@@ -16,7 +16,7 @@ from jacobi import LookaheadError, TokenTree
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.medusa import MedusaHeads
 from lookahead.models.families.overrides import PassPositions, current_positions, overriding
-from lookahead.models.families.registry import decoder_overrides
+from lookahead.models.families.registry import overrides_for
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.session import bare_model, stepwise
@@ -278,7 +278,7 @@ def test_whispers_own_generate(whisper: Any, frames: int, timestamps: bool) -> N
 def test_position_modules(name: str, modules: int) -> None:
     """What is told positions: the decoder's tables and biases. The encoder's see no pass of ours."""
     model = seq2seq_model(name)
-    found = decoder_overrides(model.get_decoder())
+    found = overrides_for(model.get_decoder())
     assert len(found) == modules
     same_as_plain(model, sources(name, 2), STRATEGIES["w3n3g2"], max_new_tokens=6)
     assert all(override.name not in vars(override.owner) for override in found), "a method was left replaced"
@@ -291,7 +291,7 @@ def test_positions_are_seen_by_their_own_thread_only() -> None:
     positions = PassPositions(torch.zeros_like(nodes), nodes, nodes, 2, 6)
     tokens = torch.zeros((1, 3), dtype=torch.long)
     alone = table.embed_positions(tokens, 7)
-    with overriding(decoder_overrides(table), lambda: positions):
+    with overriding(overrides_for(table), lambda: positions):
         inside = table.embed_positions(torch.zeros_like(nodes), 99)
         ((known, elsewhere),) = together(lambda: (current_positions(), table.embed_positions(tokens, 7)))
     assert known is None and torch.equal(elsewhere, alone)

@@ -13,7 +13,7 @@ from helpers.threads import together
 from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead
 from lookahead.models.families.overrides import PassPositions, overriding
-from lookahead.models.families.registry import DECODERS, SLOT_COUNTERS, decoder_overrides, overrides_for
+from lookahead.models.families.registry import FAMILIES, overrides_for
 from lookahead.runtime.session import bare_model
 from lookahead.support.route import route
 
@@ -110,11 +110,9 @@ def test_nothing_is_left_behind(name: str) -> None:
 
 def test_every_row_of_the_tables_has_a_model() -> None:
     """A row that matches nothing here is not tested."""
-    counters = {override.stand_in for model in MODELS.values() for override in overrides_for(model)}
-    assert {family.stand_in for family in SLOT_COUNTERS} <= counters
     decoders = [seq2seq_model(name).get_decoder() for name in ("bart", "t5", "nllb-moe", "bert2roberta")]
-    found = {override.stand_in for decoder in decoders for override in decoder_overrides(decoder)}
-    assert {family.stand_in for family in DECODERS} == found
+    found = {override.stand_in for model in (*MODELS.values(), *decoders) for override in overrides_for(model)}
+    assert {family.stand_in for family in FAMILIES} == found
 
 
 def test_scales_past_what_the_self_test_sees() -> None:
@@ -127,7 +125,7 @@ def test_scales_past_what_the_self_test_sees() -> None:
 
 def test_the_self_test_needs_the_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them, the self-test finds out: siblings would be counted one after the other."""
-    monkeypatch.setattr("lookahead.models.families.registry.SLOT_COUNTERS", ())
+    monkeypatch.setattr("lookahead.models.families.registry.FAMILIES", ())
     for name in ("falcon", "gpt_neo"):
         model = slot_counters()[name]
         monkeypatch.setattr("lookahead.support.route.overrides_for", lambda model: ["none that work"])

@@ -116,7 +116,7 @@ def test_where_packing_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def pays(heads: int, key_heads: int, nodes: int, slots: int, dtype: torch.dtype = torch.float32) -> bool:
         query, key = torch.empty(1, heads, nodes, 64, dtype=dtype), torch.empty(1, key_heads, slots, 64, dtype=dtype)
-        return attention._packs(query, key)
+        return attention.packing_pays(query.shape, key.shape, query.dtype)
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert pays(8, 2, 4, 1000)

@@ -4,12 +4,11 @@ A new family is a row here: how its module is recognised, which attribute counts
 positions in its place, in a module beside this one. ``tests/models/test_overrides.py`` shows how to test it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
 
 from lookahead.models.families import decoders, slot_counters
 from lookahead.models.families.overrides import Override, file_of
@@ -60,14 +59,12 @@ def _has_capacity(_: str, module: Any) -> bool:
 
 
 _COUNT = "create_position_ids_from_input_ids"
-SLOT_COUNTERS = (
+FAMILIES = (
     Family("BLOOM", "build_alibi_tensor", slot_counters.alibi_by_tokens, _defines("build_alibi_tensor")),
     Family("MPT", "build_mpt_alibi_tensor", slot_counters.alibi_by_slots, _defines("build_mpt_alibi_tensor")),
     Family("Falcon", "build_alibi_tensor", slot_counters.alibi_by_tokens, _is_falcon_with_alibi, in_file=True),
     Family("GPT-Neo", "bias", slot_counters.WindowTable, _is_gpt_neo),
     Family("Llama 4", "attn_scale", slot_counters.ScaleFactor, _is_llama4_without_rope),
-)
-DECODERS = (
     Family("BART, Marian, M2M100, Whisper", "forward", decoders.position_embeddings, _embeds_positions),
     Family("T5", "compute_bias", decoders.relative_biases, _biases_distances),
     Family("RoBERTa", _COUNT, decoders.position_ids, _defines(_COUNT)),
@@ -75,22 +72,13 @@ DECODERS = (
 )
 
 
-def _overrides(families: Sequence[Family], model: nn.Module) -> list[Override]:
-    """Overrides of each module of ``model``, by the first row that it matches."""
+def overrides_for(model: nn.Module) -> list[Override]:
+    """Overrides for every pass over a causal model whose traits say that it counts slots by itself, or over an
+    encoder-decoder's decoder: of each module, by the first row that it matches."""
     found: list[Override] = []
     for name, module in model.named_modules():
-        family = next((family for family in families if family.matches(name, module)), None)
+        family = next((family for family in FAMILIES if family.matches(name, module)), None)
         if family is not None:
             owner = file_of(module) if family.in_file else module
             found.append(Override(owner, family.attribute, family.stand_in))
     return found
-
-
-def decoder_overrides(decoder: nn.Module) -> list[Override]:
-    """Overrides for what in a decoder would treat the nodes of a pass otherwise than single tokens."""
-    return _overrides(DECODERS, decoder)
-
-
-def overrides_for(model: PreTrainedModel) -> list[Override]:
-    """Overrides for every pass over a causal model whose traits say that it counts slots by itself."""
-    return _overrides(SLOT_COUNTERS, model) or decoder_overrides(model)
