@@ -159,8 +159,7 @@ class TreeModel:
         if self._plain is None:
             forward = self.forward_pass
             cache = DynamicCache(config=forward.model.config.get_text_config(decoder=True))
-            self.executor.flush()
-            self._layout.cache.store(cache, move=not self.executor.keeps_buffers)
+            self._layout.cache.store(cache, move=True)
             self.executor.close()
             written = self._layout.cache.base + 1 - self._past
             self._plain = PlainPasses(forward.model, forward.plain_cache(cache), self._kwargs, written)
@@ -212,7 +211,7 @@ class TreeModel:
             ours.load(held, take=True)
             ours.consolidate()
             ours.base += 1
-        self.forward_pass.store(cache, move=self._plain is not None or not self.executor.keeps_buffers)
+        self.forward_pass.store(cache, move=not self.executor.keeps_buffers)
 
     def bucket(self, nodes: int) -> int:
         return self.executor.bucket(nodes)

@@ -136,8 +136,9 @@ class LayerBuffer:
         if not self.on_host or not self.buffer.numel():
             self.slots[rows, targets] = self.slots[rows, sources]
             return
-        if self._items is None:  # made only here: a compiled model may ask for buffers
-            self._items = _items(self.slots)
+        if self._items is None:  # for NumPy, whose copies cost a fraction; not before: a compiled model may ask here
+            channels: np.ndarray = self.slots.view(torch.uint8).numpy()
+            self._items = channels.view(np.dtype((np.void, channels.shape[-1])))[..., 0]  # a head's channels in one
         self._items[rows, targets] = self._items[rows, sources]
 
     def reach(self, stop: int) -> None:
@@ -188,12 +189,6 @@ class LayerBuffer:
     def _close(self) -> None:
         """Forget the views."""
         self.span, self.fresh, self.history = (0, 0), (), ()
-
-
-def _items(slots: Tensor) -> np.ndarray:
-    """The same as NumPy sees it, a head's channels in one, whose copies cost a fraction of torch's."""
-    channels: np.ndarray = slots.view(torch.uint8).numpy()
-    return channels.view(np.dtype((np.void, channels.shape[-1])))[..., 0]
 
 
 class Store:

@@ -154,7 +154,9 @@ class GraphExecutor(Executor):
                 known[:] = [each for each in known if each[0][0] == kind[0]][1 - MOST_KINDS :] + [(kind, reason)]
             if self._required:
                 raise LookaheadError(refusal(reason)) from error
-            self._leave(reason)
+            self.flush()  # the call goes on eagerly, from the KV cache as it is
+            self._layout.cache.open_static(None)
+            self._buffers, self._rejected, self._reason = None, True, reason
             outputs = super().run(trees)
             self.typical = False
             return outputs
@@ -290,12 +292,6 @@ class GraphExecutor(Executor):
             sources, targets = send(padded_moves(self._moves, width), buffers.device)
             self._layout.cache.move(sources, targets, buffers.rows)
         self._moves = []
-
-    def _leave(self, reason: str) -> None:
-        """Go on eagerly, from the KV cache as it is."""
-        self.flush()
-        self._layout.cache.open_static(None)
-        self._buffers, self._rejected, self._reason = None, True, reason
 
 
 def refusal(reason: str) -> str:
