@@ -108,12 +108,6 @@ class LayerBuffer:
         self.fresh = held.narrow(3, start - self.first, stop - start).unbind(0)
         self.history = held.narrow(3, 0, stop - self.first).unbind(0)
 
-    def open_static(self, span: int) -> None:
-        """Make the views for passes that read ``span`` slots, wherever they write."""
-        if self.span != (-1, span):
-            self.span, self.fresh = (-1, span), ()
-            self.history = self.buffer[:, :, :, :span].unbind(0)
-
     def add_rows(self, count: int, most: int) -> None:
         """Hold so many sequences more; there will never be more than ``most``."""
         self._close()

@@ -80,7 +80,7 @@ class TreeCache(Cache):
 
     def consolidate(self) -> None:
         """The prompt has been read: its last token counts as the one node of its pass, to be kept like any other."""
-        lengths = set[int]().union(*(layer.lengths() for layer in self.layers if layer.is_initialized))
+        lengths = set[int]().union(*(layer.read.values() for layer in self.layers if layer.is_initialized))
         if len(lengths) > 1:
             raise LookaheadError(
                 f"The layers of this model's cache hold {sorted(lengths)} slots: expected one number, that of the "
@@ -164,7 +164,7 @@ class TreeCache(Cache):
         = it writes at ``base``, with shapes that follow the text."""
         self._store.slots = slots
         for group in self._store.groups if slots is not None else ():
-            group.open_static(span)
+            group.open(0, span)
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -190,7 +190,7 @@ class TreeCache(Cache):
             if source.is_initialized:
                 _leave(source, layer, length, rows, on_host=cache.offloading)
             if move:
-                source.close()
+                source.places.clear()
 
     def close(self) -> None:
         """Hold nothing any more."""
@@ -210,7 +210,8 @@ def join(cache: TreeCache, other: TreeCache, most: int) -> None:
         group.buffer[:, :here, :, cache.base : slots] = 0
         group.buffer[:, new, :, slots : cache.base] = 0
     for ours, theirs in zip(cache.layers, other.layers, strict=True):
-        for (group, entry), (source, place) in zip(ours.entries(), theirs.entries(), strict=True):
+        for name, (group, entry) in ours.places.items():
+            source, place = theirs.places[name]
             group.buffer[entry, new, :, :slots] = source.buffer[place, : len(other.lengths), :, :slots]
     cache.lengths += other.lengths
     cache.base = max(cache.lengths)
@@ -235,8 +236,8 @@ def drop(cache: TreeCache, row: int) -> None:
 
 def _leave(source: TreeLayer, layer: Any, length: int, rows: slice, *, on_host: bool) -> None:
     """Copy the first ``length`` slots of some rows of a layer into one of transformers' own."""
-    assert source.key_entry is not None and source.keys is not None and source.values is not None
-    first = source.key_entry[0].first
+    assert source.keys is not None and source.values is not None
+    first = source.places["key"][0].first
     keys, values = source.keys[rows, :, : length - first], source.values[rows, :, : length - first]
     if not layer.is_initialized:
         layer.lazy_initialization(keys[:, :, :0].to(source.device), values[:, :, :0].to(source.device))
@@ -250,8 +251,8 @@ def _leave(source: TreeLayer, layer: Any, length: int, rows: slice, *, on_host: 
         keys, values = keys[:, :, start:], values[:, :, start:]
     place = keys.device if on_host else source.device
     layer.keys, layer.values = keys.to(place, copy=True), values.to(place, copy=True)
-    if source.index_entry is not None:
-        group, entry = source.index_entry
+    if "index" in source.places:
+        group, entry = source.places["index"]
         states = group.buffer[entry, rows, 0, :length]
         layer.lazy_initialization_indexer(states)
         layer.indexer_keys = states.clone()
