@@ -130,7 +130,7 @@ class LinearModel:
         self.repeated = self.in_a_row = 0  # written tokens that would have been drafted rightly, and the last of them
         self._repeats, self._test = Repeats(self._input_ids.tolist()), PaidTest(test, self._input_ids.shape[1])
         self._scans = unbounded_scans(model)
-        self._started = self._croppable = False
+        self._croppable = False
         self._records = False  # the cache can take tokens of the last pass back
         self._held = False  # passes are only measured
         self._live = True  # the cache ends with the last kept token
@@ -139,7 +139,7 @@ class LinearModel:
         self._again: list[list[int]] = [[] for _ in self._input_ids]  # kept since, to be replayed
         self._fed: list[list[int]] = []  # the drafts of the pass that is being decided
         self._undecided = 0  # tokens of it
-        self._last: list[int] = []  # position of each row's last prompt token
+        self._last = 0  # position of the last prompt token, of the sequence that is the furthest
 
     @property
     def batch(self) -> int:
@@ -166,14 +166,8 @@ class LinearModel:
             kwargs["logits_to_keep"] = self._prompt_tokens
         begin = perf_counter()
         outputs = watched(self.hidden, lambda: self._model._prefill(self._input_ids, self._config, kwargs), last=None)
-        mask, positions = self._kwargs.get("attention_mask"), self._kwargs.get("position_ids")
-        self._before = self._length()
-        self._last = [self._before - 1] * len(self._again)
-        if positions is not None:
-            last = positions.reshape(-1, *positions.shape[-2:])[-1][:, -1].tolist()
-            self._last = last if len(last) == len(self._again) else last * len(self._again)
-        elif mask is not None and mask.ndim == 2:
-            self._last = (mask.sum(-1) - 1).tolist()
+        positions, self._before = self._kwargs.get("position_ids"), self._length()
+        self._last = self._before - 1 if positions is None else int(positions.max())
         self._snapshot = Snapshot(self._cache)
         self._croppable = bool(getattr(self._cache, "is_croppable", False))
         scores = prompt_scores(outputs.logits, self._top_k)
@@ -243,8 +237,7 @@ class LinearModel:
         for row, path in enumerate(paths):
             self._repeats.learn(row, path.tokens)
         self.repeated, self.in_a_row = self._repeats.tokens, self._repeats.in_a_row
-        if not self._started:  # the prompt's pass, which is kept whole
-            self._started = True
+        if not self._undecided:  # the prompt's pass, which is kept whole
             return
         count, *others = {len(path.nodes) for path in paths}
         if others:
@@ -311,7 +304,7 @@ class LinearModel:
         written = self._committed + self.again
         hoped = self.repeated if self.hidden is None else max(self.repeated, written // 2)  # heads draft what is new
         if self.again >= _MOST_AGAIN or not self._test.allows(hoped):
-            return [0] * len(self._last)
+            return [0] * self.batch
         if self._depth_limit is None:
             return None
-        return [max(0, self._depth_limit - last - written - 2) for last in self._last]
+        return [max(0, self._depth_limit - self._last - written - 2)] * self.batch
