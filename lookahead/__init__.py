@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lookahead.loading import load_model as load_model
     from lookahead.patch import augment_all as augment_all
     from lookahead.patch import restore_all as restore_all
-    from lookahead.runtime.quantising import quantize as quantize
+    from lookahead.runtime.quantised_layers import quantize as quantize
     from lookahead.scheduling.scheduler import Scheduler as Scheduler
     from lookahead.stats import DecodingStats as DecodingStats
     from lookahead.strategies.jacobi import Jacobi as Jacobi
@@ -42,7 +42,7 @@ _HOMES = {
     "learning": "lookahead.generation.memories",
     "load_bundled": "lookahead.bundled",
     "load_model": "lookahead.loading",
-    "quantize": "lookahead.runtime.quantising",
+    "quantize": "lookahead.runtime.quantised_layers",
     "release": "lookahead._per_model",
     "restore_all": "lookahead.patch",
     "tune": "lookahead.tuning",

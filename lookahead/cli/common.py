@@ -28,7 +28,7 @@ from lookahead.cli.evidence import LOADED
 from lookahead.cli.options import DraftOptions, ModelOptions, ServedOptions, SizeOptions
 from lookahead.cli.prompts import PROMPTS
 from lookahead.loading import load_model
-from lookahead.runtime.quantising import perplexity, quantize
+from lookahead.runtime.quantised_layers import perplexity, quantize
 from lookahead.stats import DecodingStats
 from lookahead.strategies.base import Stats, Strategy
 from lookahead.strategies.lookahead import Lookahead

@@ -16,7 +16,7 @@ from lookahead.loading import load_weights
 from lookahead.model_folder import find_model, has_weights
 from lookahead.models.conformance import recorded, recorded_version
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.quantising import quantize
+from lookahead.runtime.quantised_layers import quantize
 from lookahead.support import route as checks
 from lookahead.support.bits import bits_of
 

@@ -11,10 +11,16 @@ from torch import nn
 from lookahead import Lookahead, LookaheadError, quantize
 from lookahead.models.code_safety import is_safe
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime import quantising
+from lookahead.runtime import quantised_layers
 from lookahead.runtime.packing import packed_weights
-from lookahead.runtime.quantised_layers import Int4Linear, Int8Linear, QuantisedLinear, adds_exactly, int8_layers
-from lookahead.runtime.quantising import perplexity
+from lookahead.runtime.quantised_layers import (
+    Int4Linear,
+    Int8Linear,
+    QuantisedLinear,
+    adds_exactly,
+    int8_layers,
+    perplexity,
+)
 from lookahead.runtime.row_limits import rows_are_alike
 from lookahead.support.bits import bits_of
 
@@ -139,6 +145,6 @@ def test_what_is_refused(case: str) -> None:
 
 
 def test_machines_without_an_exact_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantising, "adds_exactly", lambda: False)
+    monkeypatch.setattr(quantised_layers, "adds_exactly", lambda: False)
     with pytest.raises(LookaheadError, match="no exact kernel"):
         quantize(model_of())
