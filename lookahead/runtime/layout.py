@@ -116,11 +116,12 @@ class Layout:
 
     def roots(self) -> list[int]:
         """The position of each sequence's next root; 0 where any will do, because its scores are thrown away."""
-        roots = [0 if self.holds(row) else position + 1 for row, position in enumerate(self.positions)]
-        if self._depth_limit is None:
-            return roots
-        pairs = zip(self.rows, roots, strict=True)
-        return [0 if at >= self._depth_limit and self._idle(row) else at for row, at in pairs]
+        return self._fed([0 if self.holds(row) else position + 1 for row, position in enumerate(self.positions)])
+
+    def _fed(self, roots: list[int]) -> list[int]:
+        """The same roots, but 0 past the depth limit for sequences that are only fed along."""
+        limit, pairs = self._depth_limit, zip(self.rows, roots, strict=True)
+        return roots if limit is None else [0 if at >= limit and self._idle(row) else at for row, at in pairs]
 
     def over_axes(self, positions: Tensor) -> Tensor:
         """``positions`` ``[batch, node]`` as the model takes them: on every axis, where it has several."""
@@ -154,20 +155,19 @@ class Layout:
             found.append(Turns(length, base + width, shown, steps, len(steps) == len(tree)))
         return found
 
-    def pass_positions(self, trees: Sequence[TokenTree], tokens: Tensor, roots: Sequence[int]) -> PassPositions:
+    def pass_positions(self, trees: Sequence[TokenTree], tokens: Tensor, roots: list[int]) -> PassPositions:
         """What models that number the ``tokens`` ``[batch, node]`` of a pass themselves are told of it, whose ``roots``
         they would place so."""
-        places, visible = below(trees, roots), self._seen()
-        if self._depth_limit is not None:  # a sequence that is only fed along may be past the table
-            places = np.minimum(places, self._depth_limit - 1)
+        places, visible = below(trees, self._fed(roots)), self._seen()
+        low, high = int(places.min()), int(places.max())
         past = np.broadcast_to(np.arange(self.cache.base), (len(trees), self.cache.base))
         text = np.maximum(visible.cumsum(1) - 1, 0)
         slots, counted = (
-            send(np.concatenate(parts, axis=1), self.device)
+            send(np.minimum(np.concatenate(parts, axis=1), high), self.device)  # nobody sees what lies past all nodes
             for parts in ((past, places), (text, below(trees, visible.sum(1))))
         )
         nodes = slots[:, self.cache.base :]
-        return PassPositions(tokens, nodes, slots, int(places.min()), int(places.max()), counted, self.mask_dtype)
+        return PassPositions(tokens, nodes, slots, low, high, counted, self.mask_dtype)
 
     def keep(self, counts: Sequence[int], starts: Sequence[int]) -> None:
         """Count each sequence's visited nodes, which the cache keeps from slot ``starts`` on."""

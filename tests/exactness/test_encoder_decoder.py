@@ -288,7 +288,7 @@ def test_positions_are_seen_by_their_own_thread_only() -> None:
     table = nn.Module()
     table.embed_positions = seq2seq_model("bart").get_decoder().embed_positions
     nodes = torch.tensor([[4, 5, 5, 6], [2, 3, 3, 3]])
-    positions = PassPositions(torch.zeros_like(nodes), nodes, nodes, 2, 6)
+    positions = PassPositions(torch.zeros_like(nodes), nodes, nodes, 2, 6, nodes, torch.long)
     tokens = torch.zeros((1, 3), dtype=torch.long)
     alone = table.embed_positions(tokens, 7)
     with overriding(overrides_for(table), lambda: positions):

@@ -99,7 +99,7 @@ def test_nothing_is_left_behind(name: str) -> None:
     before = [vars(override.owner).get(override.name) for override in overrides]
     plain = run(model, prompts(1), max_new_tokens=8)[0]
     count = torch.arange(40)[None]
-    with overriding(overrides, lambda: PassPositions(count, count, count, 0, 40, count)):
+    with overriding(overrides, lambda: PassPositions(count, count, count, 0, 40, count, torch.long)):
         (elsewhere,) = together(lambda: model.generate(**prompts(1), max_new_tokens=8))
         assert [override.name for override in overrides_for(model)] == [override.name for override in overrides]
     assert elsewhere.tolist() == plain.tolist()

@@ -73,9 +73,7 @@ def relative_biases(_: Any, original: Any, positions: PassPositions, *lengths: i
     """For biases by the distance between query and key (T5 and its kin)."""
     count = positions.high - positions.low + 1
     table = original(count, positions.high + 1, **others | {"past_seen_tokens": positions.low})[0]
-    # What lies past the last position is masked out: unused slots of shorter sequences.
-    slots = positions.slots.clamp(max=positions.high)
-    return table[:, (positions.nodes - positions.low)[:, :, None], slots[:, None, :]].transpose(0, 1)
+    return table[:, (positions.nodes - positions.low)[:, :, None], positions.slots[:, None, :]].transpose(0, 1)
 
 
 @in_passes

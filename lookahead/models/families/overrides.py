@@ -45,8 +45,8 @@ class PassPositions:
     slots: Tensor  # [batch, slot] positions of all slots that the pass reads, the nodes' own last
     low: int  # the smallest position of a node
     high: int  # the largest
-    counted: Tensor | None = None  # [batch, slot] as slots, counted in tokens that are not masked; None = nobody asks
-    mask_dtype: torch.dtype = torch.long  # of the mask that the prompt was given
+    counted: Tensor  # [batch, slot], as slots, but counted in tokens that are not masked
+    mask_dtype: torch.dtype  # of the mask that the prompt was given
 
 
 def current_positions() -> Any:

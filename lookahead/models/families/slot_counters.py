@@ -36,7 +36,6 @@ class _BiasOfEachSequence:
 @in_passes
 def alibi_by_tokens(_: Any, original: Any, positions: PassPositions, mask: Tensor, heads: int, dtype: Any) -> Tensor:
     """For builders that count the tokens of an attention mask (BLOOM, Falcon)."""
-    assert positions.counted is not None  # of a causal model
     text = torch.ones((1, positions.high + 1), dtype=positions.mask_dtype, device=positions.counted.device)
     lines: Tensor = original(text, heads, dtype).reshape(heads, -1)
     return lines[:, positions.counted].transpose(0, 1).reshape(-1, 1, positions.counted.shape[1])
