@@ -62,7 +62,7 @@ def test_graphs_of_other_spans_are_compared_once(monkeypatch: pytest.MonkeyPatch
     stand_in = StandIn(monkeypatch)
     fused = view(model)
     assert grown(fused, 12) == expected
-    compared = [step.key for _, _, step, _ in calls]
+    compared = [key for _, _, _, key, _ in calls]
     first, *others = dict.fromkeys(compared)
     assert len(others) == stand_in.captured - 1 >= 2
     assert [compared.count(key) for key in (first, *others)] == [2] + [1] * len(others)

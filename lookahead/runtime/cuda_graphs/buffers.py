@@ -188,8 +188,9 @@ class StaticBuffers:
         self.graphs.clear()
         return sparing(lambda: like.new_zeros(shape))
 
-    def widen(self, capacity: int) -> None:
-        """The call's buffers have ``capacity`` slots now; what is known of the prompt stays."""
+    def widen(self, buffers: Sequence[Tensor]) -> None:
+        """The call's ``buffers`` of the KV cache may have more slots now; what is known of the prompt stays."""
+        capacity = min(buffer.shape[3] for buffer in buffers)
         if capacity > self.capacity:
             shown = self.shown
             self._resize(capacity)

@@ -8,7 +8,7 @@ same operations run without a graph on any device: when a capture fails, and in 
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cuda_graphs.buffers import (
     MOVES,
     Graph,
-    Inputs,
     StaticBuffers,
     bucket_of,
     give_back,
@@ -44,14 +43,7 @@ from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.masks import ALIGNED, StaticPlaces, static_masks
 from lookahead.runtime.scores import send
 
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """One pass as it can be run, captured or run again: its inputs are on the device."""
-
-    run: Callable[[], Outputs]
-    inputs: Inputs
-    key: tuple[int, int]
+_Run = Callable[[], Outputs]  # one pass as it can be run, captured or run again: its inputs are on the device
 
 
 # Models that rejected a pass with static shapes: in which kinds of calls, and why; the last one last.
@@ -118,7 +110,7 @@ class GraphExecutor(Executor):
         forward, layout, buffers = self.forward_pass, self._layout, self._buffers
         assert buffers is not None  # reserved
         layout.cache.consolidate()
-        buffers.widen(min(buffer.shape[3] for buffer in layout.cache.buffers))  # a prompt longer than it seemed
+        buffers.widen(layout.cache.buffers)  # a prompt longer than it seemed
         buffers.padding.copy_(torch.tensor(layout.padding))
         if layout.visible is not None:
             buffers.shown[:, : layout.visible.shape[1]] = torch.from_numpy(layout.visible)
@@ -144,7 +136,7 @@ class GraphExecutor(Executor):
         width = max(map(len, trees))
         self._sound = False
         try:
-            outputs = self._replayed(buffers, self._prepare(buffers, trees, bucket_of(width)))
+            outputs = self._replayed(buffers, *self._prepare(buffers, trees, bucket_of(width)))
         except MODEL_ERRORS as error:
             if buffers.proven or isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -170,12 +162,15 @@ class GraphExecutor(Executor):
         else:
             self._moves = self._layout.cache.advance(chosen)
 
-    def _prepare(self, buffers: StaticBuffers, trees: Sequence[TokenTree], nodes: int) -> _Pass:
+    def _prepare(self, buffers: StaticBuffers, trees: Sequence[TokenTree], nodes: int) -> tuple[_Run, tuple[int, int]]:
+        """A pass, and its numbers of nodes and slots."""
         cache, forward = self._layout.cache, self.forward_pass
         reach = cache.base + nodes
         if reach > buffers.capacity:
             self.typical = False
-            self._grow(buffers, reach)
+            buffers.forget_passes()
+            sparing(lambda: cache.reach(reach))
+            buffers.widen(cache.buffers)
         span = min(span_of(reach), buffers.capacity)
         if max(map(len, self._moves), default=0) > MOVES:
             self.flush()
@@ -201,65 +196,59 @@ class GraphExecutor(Executor):
             with tree_forward(planned=planned), decoding(nodes):
                 return forward.call(input_ids=inputs.tokens, position_ids=positions, attention_mask=masks, **extra)
 
-        return _Pass(run, inputs, (nodes, span))
+        return run, (nodes, span)
 
-    def _grow(self, buffers: StaticBuffers, slots: int) -> None:
-        """Go on in buffers that have ``slots``, and more where there is memory for it."""
-        buffers.forget_passes()
-        sparing(lambda: self._layout.cache.reach(slots))
-        buffers.widen(min(buffer.shape[3] for buffer in self._layout.cache.buffers))
-
-    def _replayed(self, buffers: StaticBuffers, step: _Pass) -> Outputs:
+    def _replayed(self, buffers: StaticBuffers, run: _Run, key: tuple[int, int]) -> Outputs:
         """Replay the pass; or run it, and capture it if passes like it have been run before."""
         if not self._captures or buffers.failure is not None:
             self._reason = buffers.failure
-            return step.run()
-        graph = buffers.graphs.pop(step.key, None)
+            return run()
+        graph = buffers.graphs.pop(key, None)
         self.typical &= graph is not None and graph.checked
         if graph is None:
-            return self._captured(buffers, step)
-        buffers.graphs[step.key] = graph
+            return self._captured(buffers, run, key)
+        buffers.graphs[key] = graph
         if not graph.checked and self._layout.cache.base != graph.base:
-            return self._compared(buffers, step, graph)
+            return self._compared(buffers, run, key, graph)
         graph.replay()
         return graph.outputs
 
-    def _captured(self, buffers: StaticBuffers, step: _Pass) -> Outputs:
+    def _captured(self, buffers: StaticBuffers, run: _Run, key: tuple[int, int]) -> Outputs:
         """Capture a pass whose bucket is warm in this thread, where libraries have been set up by it."""
         thread = threading.get_ident()
-        bucket, size = (step.key[0], thread), (*step.key, thread)
+        bucket, size = (key[0], thread), (*key, thread)
         if bucket not in buffers.warm:
             buffers.warm |= {bucket, size}
-            return self._warmed(buffers, step)
+            return self._warmed(buffers, run)
         try:
-            replay, outputs = capture(step.run, buffers)
+            replay, outputs = capture(run, buffers)
         except Exception as error:  # whatever a driver, a kernel or a model's code objects to
             if size not in buffers.warm:  # another span may take kernels that have to be set up first
                 buffers.warm.add(size)
-                return self._warmed(buffers, step)
+                return self._warmed(buffers, run)
             self._fail(buffers, f"a pass could not be captured ({type(error).__name__}: {error})")
-            return step.run()
+            return run()
         graph = Graph(replay, outputs, self._layout.cache.base, self.forward_pass.rules)
-        buffers.add(step.key, graph)
-        return self._compared(buffers, step, graph)
+        buffers.add(key, graph)
+        return self._compared(buffers, run, key, graph)
 
-    def _warmed(self, buffers: StaticBuffers, step: _Pass) -> Outputs:
+    def _warmed(self, buffers: StaticBuffers, run: _Run) -> Outputs:
         """Run a pass as it will be captured, and see whether it can be."""
         with HostReads() as reads:
-            outputs = on_side_stream(step.run, buffers)
+            outputs = on_side_stream(run, buffers)
         if reads.found:
             self._fail(buffers, reads.told)
         return outputs
 
-    def _compared(self, buffers: StaticBuffers, step: _Pass, graph: Graph) -> Outputs:
+    def _compared(self, buffers: StaticBuffers, run: _Run, key: tuple[int, int], graph: Graph) -> Outputs:
         """Run the pass itself, and compare a replay with it: no kernel may have escaped the capture and, once the base
         is another one, no slot may be frozen in it. That is done for the first graph of a bucket alone."""
         old, new = graph.base, self._layout.cache.base
-        outputs, taken_ms = timed(step.run, buffers.device)
-        if step.key[0] == 1:
+        outputs, taken_ms = timed(run, buffers.device)
+        if key[0] == 1:
             buffers.plain_ms = taken_ms
-        step.inputs.settle()
-        places = [buffer[..., old : old + step.key[0], :] for buffer in self._layout.cache.buffers if old != new]
+        buffers.inputs_of(key[0]).settle()
+        places = [buffer[..., old : old + key[0], :] for buffer in self._layout.cache.buffers if old != new]
         before = [place.clone() for place in places]
         graph.replay()
         told = zip((graph.outputs.logits, *graph.outputs.hidden), (outputs.logits, *outputs.hidden), strict=True)
@@ -268,10 +257,10 @@ class GraphExecutor(Executor):
             self._fail(buffers, f"a captured pass {reason}")
             for place, states in zip(places, before, strict=True):
                 place.copy_(states)
-            return step.run()
+            return run()
         if old != new:
-            buffers.follow.add(step.key[0])
-        graph.checked = step.key[0] in buffers.follow
+            buffers.follow.add(key[0])
+        graph.checked = key[0] in buffers.follow
         return outputs
 
     def _agree(self, replayed: Tensor, expected: Tensor) -> bool:
