@@ -32,6 +32,7 @@ class TensorParallel:
         group = _groups.take(model) or message_group(ranks or tensor_parallel_group(model))
         _groups.put(model, group)
         self.messages = Messages(group)
+        self.leads = self.messages.rank == 0  # this rank decides
         self._sequences = sequences
         sequences.stay = True
         self._each = 2 + 2 * _MOST_NODES
@@ -49,11 +50,6 @@ class TensorParallel:
 
     def asks(self, verifier: Verifier) -> None:
         """Tell what runs the passes who verifies them."""
-
-    @property
-    def leads(self) -> bool:
-        """True if this rank decides."""
-        return self.messages.rank == 0
 
     @contextmanager
     def call(self, drafters: Sequence[Drafter], what: dict[str, Any], device: torch.device) -> Iterator[list[Drafter]]:

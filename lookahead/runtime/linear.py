@@ -121,7 +121,7 @@ class LinearModel:
         self._model = model
         config = model.config.get_text_config(decoder=True)
         self._cache: Any = DynamicCache(config=config) if prompt.cache is None else prompt.cache
-        self._input_ids, self._config = prompt.input_ids, prompt.config
+        self._input_ids, self._config, self.batch = prompt.input_ids, prompt.config, len(prompt.input_ids)
         self._kwargs = prompt.kwargs | {traits.cache_argument: self._cache, "use_cache": True}
         self._depth_limit = depth_limit
         self.hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
@@ -130,7 +130,7 @@ class LinearModel:
         self.repeated = self.in_a_row = 0  # written tokens that would have been drafted rightly, and the last of them
         self._repeats, self._test = Repeats(self._input_ids.tolist()), PaidTest(test, self._input_ids.shape[1])
         self._scans = unbounded_scans(model)
-        self._croppable = False
+        self.replays = True  # accepted tokens of a draft that is cut short; else the cache gives tokens back
         self._records = False  # the cache can take tokens of the last pass back
         self._held = False  # passes are only measured
         self._live = True  # the cache ends with the last kept token
@@ -142,10 +142,6 @@ class LinearModel:
         self._last = 0  # position of the last prompt token, of the sequence that is the furthest
 
     @property
-    def batch(self) -> int:
-        return len(self._again)
-
-    @property
     def context(self) -> int:
         """Tokens in the cache and to be replayed, of the longest sequence."""
         return self._before + self._committed + self.again
@@ -154,11 +150,6 @@ class LinearModel:
     def again(self) -> int:
         """Tokens of each sequence that the next pass replays."""
         return len(self._again[0])
-
-    @property
-    def replays(self) -> bool:
-        """Whether the accepted tokens of a draft that is cut short are replayed; else the cache gives tokens back."""
-        return not self._croppable
 
     def prefill(self) -> Scores:
         kwargs = dict(self._kwargs)
@@ -169,7 +160,7 @@ class LinearModel:
         positions, self._before = self._kwargs.get("position_ids"), self._length()
         self._last = self._before - 1 if positions is None else int(positions.max())
         self._snapshot = Snapshot(self._cache)
-        self._croppable = bool(getattr(self._cache, "is_croppable", False))
+        self.replays = not getattr(self._cache, "is_croppable", False)
         scores = prompt_scores(outputs.logits, self._top_k)
         self._test.prompt_ms = 1e3 * (perf_counter() - begin)
         return scores
@@ -191,7 +182,7 @@ class LinearModel:
                 )
         self._fed = [tree.tokens + tree.tokens[:1] * (width - len(tree)) for tree in trees]
         tokens = [again + fed for again, fed in zip(self._again, self._fed, strict=True)]
-        if self._croppable:
+        if not self.replays:
             if self._undecided:  # passes that are only measured
                 self._cache.crop(-self._undecided)
             self._records = record_past(self._cache, width > 1 or self._held)
@@ -248,7 +239,7 @@ class LinearModel:
         width, self._undecided = self._undecided, 0
         if self._records:
             self._cache.crop(count - width)
-        self._live = self._croppable or count == width
+        self._live = not self.replays or count == width
         if self._live:
             self._committed += self.again + count
             self._again = [[] for _ in paths]
@@ -268,7 +259,7 @@ class LinearModel:
     def hold(self) -> None:
         """Let passes that are never decided start from here again and again, for measuring."""
         self._held = True
-        if not self._croppable:
+        if self.replays:
             self._snapshot.take()
 
     def store(self, cache: Cache) -> None:
@@ -296,7 +287,7 @@ class LinearModel:
 
     def close(self) -> None:
         """The call is over: the cache is plain decoding's again."""
-        if self._croppable:
+        if not self.replays:
             record_past(self._cache, False)
 
     def room(self) -> list[int] | None:

@@ -82,10 +82,6 @@ class LayerBuffer:
         self._items: np.ndarray | None = None
         self._use(buffer)
 
-    @property
-    def entries(self) -> int:
-        return self.buffer.shape[0]
-
     def write(self, entry: int, start: int, states: Tensor) -> Tensor:
         """Put states ``[batch, head, token, channel]`` of the prompt at ``start``; all that the entry holds then."""
         stop = start + states.shape[-2]
@@ -177,7 +173,7 @@ class LayerBuffer:
 
     def _use(self, buffer: Tensor) -> None:
         self.buffer, self.slots, self._items = buffer, buffer.permute(1, 3, 0, 2, 4), None
-        self.on_host = on_host(buffer.device)
+        self.entries, self.on_host = len(buffer), on_host(buffer.device)
         self._close()
 
     def _close(self) -> None:
@@ -193,6 +189,7 @@ class Store:
         base: afterwards, first slot of the pass's nodes.
         slots: with static shapes, where the pass writes, ``[node]``; None = at ``base`` and the slots after it.
         places: of all states, in the order in which they turned up.
+        extent, allocate: how large buffers are to be, and where they come from; None = they are made.
     """
 
     def __init__(self, types: Sequence[Hashable], on_host: bool) -> None:
@@ -206,11 +203,7 @@ class Store:
         self._types = types
         self._expected: dict[tuple[Hashable, str], Hashable] = {}
         self.extent = Extent(0, 0)
-        self._allocate: Allocate | None = None
-
-    def reserve(self, extent: Extent, allocate: Allocate | None) -> None:
-        """Say how large buffers are to be, and where they come from; None = they are made."""
-        self.extent, self._allocate = extent, allocate
+        self.allocate: Allocate | None = None
 
     def place(self, layer: int, name: str, states: Tensor, alike: int) -> Entry:
         """A free entry for a layer's states of this ``name``; ``alike`` of them a layer have their shape."""
@@ -226,8 +219,8 @@ class Store:
                 slots = min(slots, self.extent.rounded(window + 1))
             most = batch * heads * channels * max(slots, 0 if window else self.extent.most) * states.dtype.itemsize
             shape = (self._entries(layer, name, kind, alike, most), batch, heads, slots, channels)
-            if self._allocate is not None:
-                buffer = self._allocate(shape, states)
+            if self.allocate is not None:
+                buffer = self.allocate(shape, states)
             else:
                 pinned = self.on_host and torch.cuda.is_available()
                 buffer = torch.empty(shape, dtype=states.dtype, device=device, pin_memory=pinned)
@@ -264,6 +257,6 @@ class Store:
     def settle(self) -> None:
         """The prompt has been read."""
         self.reading = False
-        if self._allocate is None:
+        if self.allocate is None:
             for group in self.groups:
                 group.trim()

@@ -55,7 +55,7 @@ class TreeCache(Cache):
 
     def reserve(self, extent: Extent, allocate: Allocate | None = None) -> None:
         """Say, before anything is written, how large buffers are to be, and where they come from; None = new ones."""
-        self._store.reserve(extent, allocate)
+        self._store.extent, self._store.allocate = extent, allocate
 
     def load(self, cache: Cache, *, take: bool = False) -> None:
         """Start from what another cache holds; it is only read, or emptied with ``take``. A sliding-window layer that
