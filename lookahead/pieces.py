@@ -1,11 +1,13 @@
 """A text as it is streamed: whole characters, and nothing that may turn out to be a stop string."""
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from itertools import compress, takewhile
 from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.generation.streamers import BaseStreamer
 
 LETTERS: dict[str, int] = {letter: byte for byte, letter in bytes_to_unicode().items()}  # GPT-2's, for bytes
 _CONTEXT = 6  # tokens before a piece that decide about its spaces
@@ -71,6 +73,49 @@ class Pieces:
         self._held, self._marks = text[end:], marks[end:]
         parts = self._decoded() if self.stopped and len(self._held) <= trail else ""  # of a character without its end
         return "".join(compress(text[:end], marks)) + parts
+
+
+class PieceStreamer(BaseStreamer):
+    """Streamer of one text in pieces, each told with whether its last token was drafted, and by which source.
+
+    Attributes:
+        text: that was told.
+        count: of tokens written.
+    """
+
+    lookahead_draws_nothing = True
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
+        self._pieces = Pieces(tokenizer, stops)
+        self._known: deque[tuple[bool, str]] = deque()  # of tokens that a pass has written: drafted, source
+        self._prompt_seen = False
+        self.text, self.count = "", 0
+
+    def see(self, record: Any) -> None:
+        """Take in a :class:`lookahead.generation.watch.Pass`, before its tokens are put."""
+        row = record.rows[0]
+        self._known.extend((True, row.sources[node]) for node in row.accepted[1 : len(row.written)])
+        self._known.append((False, ""))
+
+    def put(self, value: Any) -> None:
+        if not self._prompt_seen:
+            self._prompt_seen = True
+            return
+        for token in value.tolist():
+            self.count += 1
+            self.tell(self._pieces.add(token), *(self._known.popleft() if self._known else ()))
+
+    def end(self) -> None:
+        """Nothing: :meth:`close` is called when the call has succeeded."""
+
+    def close(self) -> bool:
+        """Tell the rest; whether a stop string ended the text."""
+        self.tell(self._pieces.close())
+        return self._pieces.stopped
+
+    def tell(self, piece: str, drafted: bool = False, source: str = "") -> None:
+        """Tell a piece, which may be empty."""
+        self.text += piece
 
 
 def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:

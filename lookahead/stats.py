@@ -138,23 +138,9 @@ class DecodingStats:
             times = {name: getattr(step, name) for name in ("draft_ms", "forward_ms", "verify_ms", "keep_ms")}
             self.passes.append({"nodes": [len(tree) for tree in step.trees], "tokens": list(written)} | times)
 
-    def add_plan(
-        self,
-        credited: Mapping[str, int],
-        asked_ms: Mapping[str, float],
-        *,
-        single_ms: float = 0.0,
-        own_ms: float = 0.0,
-        timed_ms: float = 0.0,
-        by_noise: int = 0,
-    ) -> None:
-        """Take in what the automatic mode knows: accepted tokens by source and by noise, what asking sources took, and
-        what the passes cost."""
-        self.by_noise += by_noise
-        self.sources, self.asked_ms = _summed(self.sources, credited), _summed(self.asked_ms, asked_ms)
-        self.single_ms += single_ms
-        self.own_ms += own_ms
-        self.timed_ms += timed_ms
+    def add(self, **more: Any) -> None:
+        """Add to fields, by their names."""
+        vars(self).update(vars(self + DecodingStats(**more)))
 
     def explain(self, measured: float | None = None, legend: bool = True) -> str:
         """What was gained or lost against plain decoding, and why, in one or two sentences.

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.text import Text
-from transformers.generation.streamers import BaseStreamer
 
-from jacobi import LookaheadError
+from jacobi import LookaheadError, Step, TokenTree
 from lookahead.chat_format import render, turns
 from lookahead.cli import common
 from lookahead.cli.arguments import Chat
@@ -22,7 +21,7 @@ from lookahead.generation.conversations import Conversations
 from lookahead.generation.watch import Pass, watching
 from lookahead.models.names import CACHE
 from lookahead.patch import augment_all
-from lookahead.pieces import Pieces
+from lookahead.pieces import PieceStreamer
 from lookahead.stats import DecodingStats, counted, duration
 from lookahead.strategies.lookahead import Lookahead
 
@@ -157,11 +156,11 @@ class Talk:
                     **settings,
                     **given,
                 )
-            voice.close()
+            voice.stop()
             self._kept.put(output.sequences[0].tolist(), cache)
             stats = getattr(output, "stats", None)
         except KeyboardInterrupt:  # the cache is somewhere in the middle of a pass, and is not kept
-            voice.close(" [stopped]")
+            voice.stop(" [stopped]")
             stats = voice.seen if voice.seen.steps else None
         if stats is not None:
             self.stats += stats
@@ -199,58 +198,38 @@ class Talk:
         return int(min(most, context - len(ids)))
 
 
-class _Voice(BaseStreamer):
+class _Voice(PieceStreamer):
     """Writes an answer as it comes, drafted tokens in green."""
 
-    lookahead_draws_nothing = True
-
     def __init__(self, tokenizer: Any, console: Console) -> None:
-        self._pieces, self._console = Pieces(tokenizer, ()), console
-        self._drafted: deque[bool] = deque()
-        self._prompt_seen = False
-        self.text, self.count = "", 0
+        super().__init__(tokenizer)
+        self._console = console
         self.is_stopped = False
         self.seen = DecodingStats()  # all that is known of an answer that is stopped
 
     def see(self, record: Pass) -> None:
-        row, times = record.rows[0], ("draft_ms", "verify_ms", "keep_ms")
-        written, first = len(row.written), record.index == 0
-        self.seen += DecodingStats(
-            steps=1,
-            row_steps=1,
-            emitted=written,
-            drafted=len(row.tokens) - 1,
-            accepted=written - 1,
-            histogram={written: 1},
-            sources=dict(Counter(filter(None, (row.sources[node] for node in row.accepted[1:written])))),
-            prefill_ms=record.forward_ms if first else 0.0,
-            forward_ms=0.0 if first else record.forward_ms,
-            **{name: getattr(record, name) for name in times},
-        )
-        self._drafted.extend(place < written - 1 for place in range(written))
+        super().see(record)
+        row = record.rows[0]
+        drafted = Counter(filter(None, (row.sources[node] for node in row.accepted[1 : len(row.written)])))
+        trees = [TokenTree.from_parents(row.tokens, row.parents)]
+        step = Step(trees, [], record.draft_ms, record.forward_ms, record.verify_ms, record.keep_ms)
+        self.seen.count(step, [len(row.written)], first=record.index == 0, detailed=False)
+        self.seen.add(sources=drafted)
 
     def put(self, value: Any) -> None:
         if self.is_stopped:
             raise KeyboardInterrupt
-        if not self._prompt_seen:
-            self._prompt_seen = True
-            return
-        for token in value.tolist():
-            self.count += 1
-            drafted = self._drafted.popleft() if self._drafted else False
-            self._say(self._pieces.add(token), "green" if drafted else "")
+        super().put(value)
 
-    def end(self) -> None:
-        """Nothing: :meth:`close` ends the line."""
-
-    def close(self, mark: str = "") -> None:
-        self._say(self._pieces.close(), "")
-        self._console.print(Text(mark, style="dim"))
-
-    def _say(self, piece: str, style: str) -> None:
+    def tell(self, piece: str, drafted: bool = False, source: str = "") -> None:
+        super().tell(piece)
         if piece:
-            self.text += piece
-            self._console.print(Text(piece, style=style), end="", soft_wrap=True)
+            self._console.print(Text(piece, style="green" if drafted else ""), end="", soft_wrap=True)
+
+    def stop(self, mark: str = "") -> None:
+        """End the line, with a mark."""
+        self.close()
+        self._console.print(Text(mark, style="dim"))
 
 
 @contextmanager

@@ -115,7 +115,7 @@ class CallGroup(RowGroup):
         self.drafts.catch_up()
         if stats is not None:
             credited, by_noise = self.drafts.credits()
-            stats.add_plan(credited, {}, by_noise=by_noise)
+            stats.add(sources=credited, by_noise=by_noise)
             stats.bits = {bits.keeps or bits.reason or "": 1}
         if call.exports_cache:
             store(call.cache)

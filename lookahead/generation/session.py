@@ -86,8 +86,8 @@ class Session:
             stats.fed_again = self.view.replayed
         if stats is not None and planner is not None:
             costs = planner.costs
-            asked_ms, single_ms = planner.asked_ms, costs.single_ms
-            stats.add_plan({}, asked_ms, single_ms=single_ms, own_ms=costs.own_ms, timed_ms=costs.timed_ms)
+            times = {"single_ms": costs.single_ms, "own_ms": costs.own_ms, "timed_ms": costs.timed_ms}
+            stats.add(asked_ms=planner.asked_ms, **times)
         return output
 
 

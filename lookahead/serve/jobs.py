@@ -1,15 +1,12 @@
 """A request on its way through the engine, what it is told, and its answers' texts on their way to the client."""
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from transformers.generation.streamers import BaseStreamer
-
 from lookahead.generation.watch import Pass
-from lookahead.pieces import Pieces
+from lookahead.pieces import PieceStreamer
 from lookahead.serve.errors import client_left
 from lookahead.serve.plans import RequestPlan
 from lookahead.stats import DecodingStats
@@ -71,54 +68,28 @@ class Job:
             raise self._ended
 
 
-class AnswerStream(BaseStreamer):
+class AnswerStream(PieceStreamer):
     """Tells a job of its text as it is written, and ends the call when nobody waits for it."""
 
-    lookahead_draws_nothing = True
-
     def __init__(self, job: Job, index: int, tokenizer: Any) -> None:
+        super().__init__(tokenizer, job.plan.request.stops)
         self._job, self._index = job, index
-        self._pieces = Pieces(tokenizer, job.plan.request.stops)
-        self.text = ""
-        self._known: deque[tuple[bool, str]] = deque()  # of tokens that a pass has written: drafted, source
         self._tokens: list[dict[str, Any]] = []  # not told yet
-        self._prompt_seen = False
-        self._passes = self._count = 0
+        self._passes = 0
         self.drafts = 0  # passes that had drafted tokens to score
         self._begin = perf_counter()
 
     def see(self, record: Pass) -> None:
         self._job.check()
+        super().see(record)
         self._passes = record.index + 1
-        row = record.rows[0]
-        self.drafts += len(row.tokens) > 1
-        sources = [row.sources[node] for node in row.accepted[1:]]
-        bonus = len(row.written) - 1
-        self._known.extend((place < bonus, sources[place] if place < bonus else "") for place in range(bonus + 1))
+        self.drafts += len(record.rows[0].tokens) > 1
 
-    def put(self, value: Any) -> None:
-        if not self._prompt_seen:
-            self._prompt_seen = True
-            return
+    def tell(self, piece: str, drafted: bool = False, source: str = "") -> None:
         self._job.check()
-        for token in value.tolist():
-            self._count += 1
-            self._tell(self._pieces.add(token), *(self._known.popleft() if self._known else ()))
-
-    def end(self) -> None:
-        """Nothing: :meth:`close` is called when the call has succeeded."""
-
-    def close(self) -> bool:
-        """Tell the rest; whether a stop string ended the text."""
-        self._tell(self._pieces.close())
-        return self._pieces.stopped
-
-    def _tell(self, text: str, drafted: bool = False, source: str = "") -> None:
-        self._tokens.append({"text": text, "drafted": drafted, "source": source})
-        if not text:
-            return
-        self.text += text
-        tokens, self._tokens = [token for token in self._tokens if token["text"]], []
-        speed = self._count / max(1e-9, perf_counter() - self._begin)
-        passes = self._passes or self._count
-        self._job.tell(Piece(self._index, text, tokens, passes, speed))
+        super().tell(piece)
+        self._tokens.append({"text": piece, "drafted": drafted, "source": source})
+        if piece:
+            tokens, self._tokens = [token for token in self._tokens if token["text"]], []
+            speed = self.count / max(1e-9, perf_counter() - self._begin)
+            self._job.tell(Piece(self._index, piece, tokens, self._passes or self.count, speed))
