@@ -18,12 +18,12 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from lookahead.ray.cluster import ray_of
@@ -94,17 +94,21 @@ class Front:
         try:
             if self._closing:
                 raise shutting_down()
-            asked = AsgiRequest(_plain(scope), await body_of(receive, self._client_timeout))
+            asked = AsgiRequest(_plain(scope), await body_of(Request(scope, receive), self._client_timeout))
             if scope["path"] == "/metrics":
                 text = merged(await self._replicas.broadcast("metrics").results_async())
                 await PlainTextResponse(text, media_type=METRICS_TYPE)(scope, receive, client.send)
                 return
-            task = asyncio.ensure_future(self._forward(asked, client))
+            task, gone = asyncio.ensure_future(self._forward(asked, client)), asyncio.ensure_future(client.gone())
             self._under_way[task] = asyncio.get_running_loop()
             try:
-                await task
+                await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if task.done() or client.ended:
+                    await task
             finally:
                 del self._under_way[task]
+                give_up(task)
+                gone.cancel()
         except ApiError as error:
             await client.end(error)
         except asyncio.CancelledError:
@@ -116,7 +120,7 @@ class Front:
             await client.end(internal_error())
 
     async def _forward(self, asked: AsgiRequest, client: "_Client") -> None:
-        end = monotonic() + self._timeout
+        end = asyncio.get_running_loop().time() + self._timeout
         handle = self._replicas.options(method_name="answer", stream=True, session_id=session_of(asked))
         for _ in range(_TRIES):
             try:
@@ -135,40 +139,22 @@ class Front:
         raise ApiError(told, 503, code="replica_lost", headers={"Retry-After": "1"})
 
     async def _pass_on(self, stream: Any, client: "_Client", end: float) -> None:
-        """Send what a replica says."""
+        """Send what a replica says, the first of it before ``end``."""
         try:
-            async for messages in _within(stream, client, end):
-                for message in messages:
-                    await client.send(message)
+            async with asyncio.timeout_at(None if client.begun else end) as limit:
+                async for messages in stream:
+                    limit.reschedule(None)
+                    for message in messages:
+                        await client.send(message)
+                    limit.reschedule(None if client.begun else end)
+        except TimeoutError as error:
+            raise ApiError("No replica has answered in time.", 504, code="timeout") from error
         except self._full as error:
             told = "All replicas are busy, and the queue is full. Try again later."
             raise ApiError(told, 429, code="queue_full", headers={"Retry-After": "1"}) from error
         finally:
             with suppress(Exception):  # where the stream has failed, Ray raises its error once more
                 stream.cancel()
-
-
-async def _within(stream: Any, client: "_Client", end: float) -> AsyncIterator[Any]:
-    """Items of a stream, the first of them before ``end``, as long as the client is there."""
-    gone = asyncio.ensure_future(client.gone())
-    try:
-        while True:
-            step = asyncio.ensure_future(anext(stream))
-            left = None if client.begun else max(0.0, end - monotonic())
-            watched = {step} if client.ended else {step, gone}
-            try:
-                done, _ = await asyncio.wait(watched, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                if gone in done and not client.ended:
-                    return
-                if not done:
-                    raise ApiError("No replica has answered in time.", 504, code="timeout")
-                yield step.result()
-            finally:
-                give_up(step)
-    except StopAsyncIteration:
-        return
-    finally:
-        gone.cancel()
 
 
 class _Client:

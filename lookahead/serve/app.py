@@ -52,7 +52,7 @@ class Service:
 
     async def complete(self, request: Request, chat: bool) -> Response:
         """Answer a request of either kind."""
-        raw = await body_of(request.receive, min(self.limits.timeout, self.limits.client_timeout))
+        raw = await body_of(request, min(self.limits.timeout, self.limits.client_timeout))
         async with self._reading:
             plan = await run_in_threadpool(self.planner.plan, raw, chat, self.name)
         shape = Shape(self.name, self.engine.tokenizer, plan, chat)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
 from lookahead.serve.errors import ApiError, client_left
@@ -92,21 +93,16 @@ class Gate:
         return counted
 
 
-async def body_of(receive: Receive, seconds: float) -> bytes:
+async def body_of(request: Request, seconds: float) -> bytes:
     """A request's whole body; an :class:`ApiError` where it does not come in time, or its client leaves before."""
-    parts, more = [], True
     try:
         async with asyncio.timeout(seconds):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise client_left()
-                parts.append(message.get("body", b""))
-                more = message.get("more_body", False)
+            return await request.body()
+    except ClientDisconnect as error:
+        raise client_left() from error
     except TimeoutError as error:
         told = f"The body was not complete after {seconds:g} seconds."
         raise ApiError(told, 408, code="timeout", headers={"Connection": "close"}) from error
-    return b"".join(parts)
 
 
 async def refuse(send: Send, error: ApiError) -> None:

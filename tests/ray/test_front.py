@@ -43,8 +43,8 @@ class Stream:
             else:
                 yield step
 
-    def __anext__(self) -> Any:
-        return self._said.__anext__()
+    def __aiter__(self) -> Any:
+        return self._said
 
     def cancel(self) -> None:
         self.cancelled = True
