@@ -83,6 +83,21 @@ def end_tokens(model: Any) -> list[int]:
     return list(ends) if isinstance(ends, list) else [] if ends is None else [ends]
 
 
+def context_of(model: Any) -> int | None:
+    """Tokens that a model's prompt and answer may have together; None = its config does not say."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def sampling_of(asked: Any) -> dict[str, Any]:
+    """Settings of ``generate`` for how a request's attributes ask to draw. Where they are silent, the model's own
+    defaults hold."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    settings = {name: value for name in names if (value := getattr(asked, name, None)) is not None}
+    if settings.get("temperature") == 0.0:
+        return {"do_sample": False} | {name: settings[name] for name in names[-1:] if name in settings}
+    return settings | ({"do_sample": True} if settings.keys() - {"repetition_penalty"} else {})
+
+
 def turns(model: Any, tokenizer: Any, template: str | None = None) -> tuple[list[int], dict[int, str]]:
     """The tokens that end an assistant's answer: those of the model's generation config, and what the template ends a
     turn with, which some configs lack. And those that must not come from a message, with their texts: special ones, and

@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,15 +25,6 @@ _INTERRUPTED = 130  # exit status, as of a program that SIGINT ended
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 
 
-@dataclass(frozen=True)
-class Bad:
-    """A line that is no request, or that is refused: its number from 1, its custom_id if it has one, and the reason."""
-
-    line: int
-    custom_id: str | None
-    error: str | None
-
-
 class Aside:
     """The file of lines that are no request, or that are refused: each is written when it is known. A run begins it
     anew, as it finds the same lines again.
@@ -53,12 +43,12 @@ class Aside:
             list(_records(content[: content.rfind(b"\n") + 1], self.path, ("line", "custom_id", "error")))
             self.path.unlink()
 
-    def add(self, *lines: Bad) -> None:
-        """Append lines, if there are any."""
+    def add(self, *lines: Outcome) -> None:
+        """Append lines, if there are any: each one's number, its custom_id if it has one, and the reason."""
         self.count += len(lines)
         if lines:
             with self.path.open("ab") as file:
-                write(file, *map(asdict, lines))
+                write(file, *({"line": bad.number, "custom_id": bad.custom_id, "error": bad.error} for bad in lines))
 
 
 def batch(options: Batch) -> None:
@@ -81,11 +71,11 @@ def batch(options: Batch) -> None:
 
 def _answer(lines: list[Line], out: BinaryIO, aside: Aside, options: Batch) -> int:
     """Write each answer, or refusal, as soon as it is there; how many answers there were."""
-    names, written = {line.number: line.custom_id for line in lines}, 0
+    written = 0
     with closing(_outcomes(lines, options)) as outcomes, common.progress() as progress:
         for outcome in progress.track(outcomes, total=len(lines), description="Answering"):
             if outcome.record is None:
-                aside.add(Bad(outcome.number, names[outcome.number], outcome.error))
+                aside.add(outcome)
             else:
                 write(out, outcome.record)
                 written += 1
@@ -114,9 +104,9 @@ def _answerer(options: Batch) -> Answerer:
     return Answerer(model, tokenizer, common.name_of(options), **settings)
 
 
-def read_requests(file: Path) -> tuple[list[Line], list[Bad]]:
+def read_requests(file: Path) -> tuple[list[Line], list[Outcome]]:
     """The requests of a file, and the lines that are none."""
-    lines, bad, seen = list[Line](), list[Bad](), set[str]()
+    lines, bad, seen = list[Line](), list[Outcome](), set[str]()
     for number, text in enumerate(_read(file).split(b"\n"), start=1):
         if not text.strip():
             continue
@@ -128,7 +118,7 @@ def read_requests(file: Path) -> tuple[list[Line], list[Bad]]:
                 raise ValueError(f"the custom_id {line.custom_id!r} stands in an earlier line, too")
         except ValueError as error:
             name = item.get("custom_id") if item else None
-            bad.append(Bad(number, name if isinstance(name, str) else None, str(error)))
+            bad.append(Outcome(number, name if isinstance(name, str) else None, error=str(error)))
             continue
         seen.add(line.custom_id)
         lines.append(line)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jacobi import LookaheadError, Step, TokenTree
-from lookahead.chat_format import render, turns
+from lookahead.chat_format import context_of, render, sampling_of, turns
 from lookahead.cli import common
 from lookahead.cli.arguments import Chat
 from lookahead.generation.conversations import Conversations
@@ -42,7 +42,7 @@ def chat(options: Chat) -> None:
         torch.manual_seed(options.seed)
     augment_all()
     console = Console(highlight=False)
-    settings = settings_of(options)
+    settings = sampling_of(options) | {"max_new_tokens": options.max_new_tokens}
     if ends := turns(model, tokenizer, options.template)[0]:
         settings["eos_token_id"] = ends
     talk = Talk(model, tokenizer, strategy, settings, console, options.system, options.template)
@@ -56,17 +56,6 @@ def chat(options: Chat) -> None:
                 talk.answer(line)
             except LookaheadError as error:
                 console.print(Text(str(error), style="red"))
-
-
-def settings_of(options: Chat) -> dict[str, Any]:
-    """Settings for ``generate``. As with the server, the model's generation_config says what is not given."""
-    names = ("temperature", "top_p", "top_k", "repetition_penalty")
-    settings: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
-    if settings.get("temperature") == 0.0:
-        settings = {"do_sample": False} | {name: settings[name] for name in settings if name != "temperature"}
-    elif settings.keys() - {"repetition_penalty"}:
-        settings["do_sample"] = True
-    return settings | {"max_new_tokens": options.max_new_tokens}
 
 
 def _read(console: Console) -> str | None:
@@ -187,15 +176,12 @@ class Talk:
         return f"{self.last}\nAll answers with lookahead: {self.stats.explain(measured)}"
 
     def _room(self, ids: Sequence[int]) -> int:
-        most = self.settings["max_new_tokens"]
-        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        if context is None:
-            return int(most)
-        if len(ids) >= context:
+        most, context = self.settings["max_new_tokens"], context_of(self.model)
+        if context is not None and len(ids) >= context:
             raise LookaheadError(
                 f"The conversation has {len(ids)} tokens, and the model's context {context}. /clear begins anew."
             )
-        return int(min(most, context - len(ids)))
+        return int(most if context is None else min(most, context - len(ids)))
 
 
 class _Voice(PieceStreamer):

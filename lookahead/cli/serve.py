@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from lookahead.chat_format import context_of
 from lookahead.cli import common
 from lookahead.cli.arguments import Serve
 from lookahead.ray.cluster import connected
@@ -51,7 +52,7 @@ def app_of(options: Serve) -> Any:
     if options.memory is not None and options.memory.exists():
         strategy = replace(strategy, memory=options.memory)
     limits = Limits(
-        context=getattr(model.config.get_text_config(), "max_position_embeddings", None),
+        context=context_of(model),
         new_tokens=options.max_new_tokens,
         queue=options.max_queue,
         body=options.max_body,
@@ -59,14 +60,10 @@ def app_of(options: Serve) -> Any:
         client_timeout=options.client_timeout,
         special_tokens=options.special_tokens,
     )
-    settings: dict[str, Any] = {"strategy": strategy, "limits": limits, "api_key": options.api_key}
-    settings |= {
-        "hosts": options.hosts,
-        "memory": options.remember,
-        "learn": options.learn and (options.memory or True),
-    }
-    settings |= {"template": options.template, "conversations": options.conversations, "rows": options.rows}
-    made = application(model, tokenizer, common.name_of(options), **settings)
+    names = ("api_key", "hosts", "template", "conversations", "rows")
+    settings: dict[str, Any] = {name: getattr(options, name) for name in names}
+    settings |= {"memory": options.remember, "learn": options.learn and (options.memory or True)}
+    made = application(model, tokenizer, common.name_of(options), strategy=strategy, limits=limits, **settings)
     if options.warm_up:
         made.state.service.engine.warm_up()
     return made

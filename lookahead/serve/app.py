@@ -24,6 +24,7 @@ except ImportError as error:
     raise LookaheadError('The server needs FastAPI: pip install "lookahead-decoding[serve]".') from error
 
 from lookahead._version import __version__
+from lookahead.chat_format import context_of
 from lookahead.generation.memories import learning
 from lookahead.patch import augment_all
 from lookahead.serve.engine import Engine
@@ -211,9 +212,7 @@ def application(
         LookaheadError: FastAPI is not installed, or the model cannot be decoded by ``generate``.
     """
     augment_all()
-    if limits is None:
-        limits = Limits(context=getattr(model.config.get_text_config(), "max_position_embeddings", None))
-    strategy = strategy or Lookahead()
+    limits, strategy = limits or Limits(context=context_of(model)), strategy or Lookahead()
     strategy = replace(strategy, remember=strategy.remember and memory)
     engine = Engine(model, tokenizer, strategy, limits.queue, conversations * memory, rows)
     service = Service(engine, RequestPlanner(model, tokenizer, limits, template), name, limits)

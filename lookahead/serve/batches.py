@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 from jacobi import LookaheadError
+from lookahead.chat_format import context_of
 from lookahead.patch import augment_all
 from lookahead.serve.engine import Engine
 from lookahead.serve.errors import ApiError
-from lookahead.serve.jobs import Job
+from lookahead.serve.jobs import Answer, Job, Piece
 from lookahead.serve.plans import Limits, RequestPlanner
 from lookahead.serve.shapes import Shape
 
@@ -42,6 +43,7 @@ class Outcome:
     """Outcome of the request of line ``number``: a record of OpenAI's batch output, or why it was refused."""
 
     number: int
+    custom_id: str | None = None
     record: dict[str, Any] | None = None
     error: str | None = None
 
@@ -60,8 +62,7 @@ class Answerer(Engine):
         self, model: Any, tokenizer: Any, name: str, *, new_tokens: int = 1024, rows: int = 8, conversations: int = 4
     ) -> None:
         augment_all()
-        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self._planner = RequestPlanner(model, tokenizer, Limits(context=context, new_tokens=new_tokens))
+        self._planner = RequestPlanner(model, tokenizer, Limits(context=context_of(model), new_tokens=new_tokens))
         self._most = 2 * rows  # asked for at a time: the next ones wait at hand
         self._name = name
         super().__init__(model, tokenizer, most_waiting=self._most, conversations=conversations, rows=rows)
@@ -69,32 +70,27 @@ class Answerer(Engine):
     def answer(self, lines: Iterable[Line]) -> Iterator[Outcome]:
         """Answer requests, or refuse them, one after the other as they end. Any other error ends the batch."""
         told: queue.Queue[tuple[int, Any]] = queue.Queue()
-        waiting, asked = deque(lines), dict[int, tuple[Line, Job]]()
+        waiting, asked = deque(lines), dict[int, tuple[Line, Job | None]]()
         while waiting or asked:
             while waiting and len(asked) < self._most:
-                line = waiting.popleft()
+                line, job = waiting.popleft(), None
                 try:
                     plan = self._planner.plan(json.dumps(line.body).encode(), line.chat, name=self._name)
-                    job = Job(plan, partial(_tell, told, line.number))
+                    job = Job(plan, partial(lambda number, event: told.put((number, event)), line.number))
                     self.submit(job)
-                    asked[line.number] = line, job
                 except (ApiError, LookaheadError) as error:
-                    yield Outcome(line.number, error=str(error))
-            if not asked:
-                continue
+                    told.put((line.number, error))
+                asked[line.number] = line, job
             number, event = told.get()
-            if event is None:
-                line, job = asked.pop(number)
+            if isinstance(event, Piece | Answer):
+                continue
+            line, job = asked.pop(number)
+            if isinstance(event, ApiError | LookaheadError):
+                yield Outcome(number, line.custom_id, error=str(event))
+            elif event is not None:
+                raise event
+            elif job is not None:
                 shape, request = Shape(self._name, self.tokenizer, job.plan, line.chat), secrets.token_hex(12)
                 response = {"status_code": 200, "request_id": request, "body": shape.whole(job.answers)}
-                about = {"id": f"{_REQUEST}{request}", "custom_id": line.custom_id}
-                yield Outcome(number, about | {"response": response, "error": None})
-            elif isinstance(event, ApiError | LookaheadError):
-                del asked[number]
-                yield Outcome(number, error=str(event))
-            elif isinstance(event, BaseException):
-                raise event
-
-
-def _tell(told: "queue.Queue[tuple[int, Any]]", number: int, event: Any) -> None:
-    told.put((number, event))
+                record = {"id": f"{_REQUEST}{request}", "custom_id": line.custom_id, "response": response}
+                yield Outcome(number, line.custom_id, record | {"error": None})

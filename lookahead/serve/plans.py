@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
 
-from lookahead.chat_format import turns, written
+from lookahead.chat_format import sampling_of, turns, written
 from lookahead.pieces import Pieces
 from lookahead.serve.bodies import MOST_VALUES, ChatRequest, CompletionRequest, Request, read, text_of
 from lookahead.serve.errors import ApiError
@@ -174,14 +174,7 @@ class RequestPlanner:
         return ApiError(told, code="context_length_exceeded", param=param)
 
     def _settings(self, request: Request) -> dict[str, Any]:
-        """Where neither a temperature nor anything else of sampling is given, the model's own defaults hold."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        settings: dict[str, Any] = {name: value for name in names if (value := getattr(request, name)) is not None}
-        if request.temperature == 0.0:
-            settings = {name: value for name, value in settings.items() if name == "repetition_penalty"}
-            settings["do_sample"] = False
-        elif request.temperature is not None or not settings.keys().isdisjoint(("top_p", "top_k", "min_p")):
-            settings["do_sample"] = True
+        settings = sampling_of(request)
         if request.logit_bias:
             settings["sequence_bias"] = {(self._token(name),): bias for name, bias in request.logit_bias.items()}
         if settings.get("top_k") == -1:

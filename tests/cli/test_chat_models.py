@@ -14,6 +14,7 @@ from rich.console import Console
 from transformers import AutoTokenizer, GenerationMixin
 
 from lookahead import Lookahead, LookaheadError, load_model
+from lookahead.chat_format import sampling_of
 from lookahead.cli import chat, common
 from lookahead.cli.arguments import Chat
 from lookahead.cli.prompts import CHAT_PROMPTS, PROMPTS
@@ -124,7 +125,7 @@ def test_a_raced_and_tuned_chat_model(
     ],
 )
 def test_options_of_chat_override_the_generation_config(options: dict[str, Any], settings: dict[str, Any]) -> None:
-    assert chat.settings_of(Chat(**options)) == settings | {"max_new_tokens": 1024}
+    assert sampling_of(Chat(**options)) == settings
 
 
 @pytest.mark.usefixtures("augmented")
@@ -132,7 +133,7 @@ def test_options_of_chat_override_the_generation_config(options: dict[str, Any],
 @pytest.mark.parametrize("plain", [False, True])
 def test_an_answer_is_drawn_as_the_model_says(sampling: Path, options: dict[str, Any], plain: bool) -> None:
     model, tokenizer = load_model(sampling)
-    settings = chat.settings_of(Chat(max_new_tokens=20, **options))
+    settings = sampling_of(Chat(**options)) | {"max_new_tokens": 20}
     console = Console(file=io.StringIO())
     talk = chat.Talk(model, tokenizer, Lookahead(nodes=6, remember=False), settings, console, plain=plain)
     torch.manual_seed(3)
