@@ -19,7 +19,7 @@ from train_tiny_medusa import NAME, pieces
 
 from lookahead.bundled import load_bundled
 from lookahead.cli import common
-from lookahead.cli.train import Teller, show
+from lookahead.cli.train import show, teller
 from lookahead.eagle import EagleSettings, fit
 from lookahead.training.items import Item
 
@@ -65,7 +65,7 @@ def main(
             settings,
             name=NAME,
             resume=(work / "checkpoints" / "settings.json").exists(),
-            report=Teller(progress).tell,
+            report=teller(progress),
         )
     assert evaluation is not None  # one process
     show(Console(), evaluation)

@@ -20,7 +20,7 @@ from train_tiny_coder import collect
 
 from lookahead.bundled import load_bundled
 from lookahead.cli import common
-from lookahead.cli.train import Teller, show
+from lookahead.cli.train import show, teller
 from lookahead.heads.medusa.accuracies import CalibratedTree, grow_tree
 from lookahead.heads.medusa.calibration import calibrate
 from lookahead.heads.medusa.settings import MedusaSettings
@@ -85,7 +85,6 @@ def main(
     learnt, seen = (pieces(train, answers), pieces(held_out, 256)) if distil else (train, held_out)
     console = Console()
     with common.progress() as progress:
-        teller = Teller(progress)
         resume = (work / "checkpoints" / "settings.json").exists()
         evaluation = MedusaRecipe.fit(
             model,
@@ -97,7 +96,7 @@ def main(
             name=NAME,
             resume=resume,
             evaluation_tokens=131072,
-            report=teller.tell,
+            report=teller(progress),
         )
         assert evaluation is not None  # one process
         trained = MedusaHeads.from_pretrained(work, model=model)

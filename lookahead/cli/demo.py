@@ -10,7 +10,7 @@ from lookahead.cli import common
 from lookahead.cli.arguments import Demo
 from lookahead.cli.racing import Race, rows_of, show_rows, show_verdicts
 from lookahead.cli.verify import tell
-from lookahead.pieces import text_of
+from lookahead.pieces import Pieces
 from lookahead.stats import counted
 
 FREE = "bold green"
@@ -54,11 +54,7 @@ def coloured(tokenizer: Any, decoded: common.Decoded) -> Text:
     assert decoded.stats is not None
     written = [count for record in decoded.stats.passes for count in record["tokens"]]
     free = [place < count - 1 for count in written for place in range(count)]
-    text, shown = Text(), ""
-    for end in range(1, len(decoded.tokens) + 1):
-        so_far = text_of(tokenizer, decoded.tokens[:end])
-        if so_far.endswith("�") and end < len(decoded.tokens):
-            continue  # a letter that goes on in the next token
-        text.append(so_far[len(shown) :], style=FREE if free[end - 1] else "")
-        shown = so_far
-    return text
+    text, pieces = Text(), Pieces(tokenizer, ())
+    for token, came_for_free in zip(decoded.tokens, free, strict=False):
+        text.append(pieces.add(token), style=FREE if came_for_free else "")
+    return text.append(pieces.close())

@@ -211,16 +211,12 @@ class Race:
 def rows_of(runs: Sequence[RacedText]) -> list[RaceRow]:
     """A row for each kind, mode and method, and for all kinds together where there are several."""
     kinds = list(dict.fromkeys(run.kind for run in runs))
-    groups = [(kind, [run for run in runs if run.kind == kind]) for kind in kinds]
-    if len(kinds) > 1:
-        groups.append(("all", list(runs)))
-    rows = []
-    for kind, some in groups:
-        for mode in dict.fromkeys(run.mode for run in some):
-            for method in dict.fromkeys(run.method for run in some):
-                own = [run for run in some if (run.mode, run.method) == (mode, method)]
-                rows.append(_row(kind, mode, method, own))
-    return rows
+    groups: dict[tuple[str, str, str], list[RacedText]] = {}
+    for kind in [*kinds, "all"] if len(kinds) > 1 else kinds:
+        for run in runs:
+            if kind in (run.kind, "all"):
+                groups.setdefault((kind, run.mode, run.method), []).append(run)
+    return [_row(*key, own) for key, own in groups.items()]
 
 
 def _row(kind: str, mode: str, method: str, own: Sequence[RacedText]) -> RaceRow:

@@ -2,12 +2,14 @@
 
 import json
 import os
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 
 from lookahead.cli import common
 from lookahead.cli.training_arguments import Train
@@ -30,19 +32,15 @@ def place_of(options: Train) -> str:
     return f"cuda:{rank}" if options.device == "auto" and torch.cuda.is_available() else options.device
 
 
-class Teller:
-    """Draws a bar for each stage."""
+def teller(progress: Progress) -> Callable[[str, float, dict[str, float]], None]:
+    """The function that draws a bar for each stage, and shows that a share of it is done."""
+    bar = cache(lambda stage: progress.add_task(_STAGES[stage], total=1.0))
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._bars: dict[str, TaskID] = {}
-
-    def tell(self, stage: str, done: float, logs: dict[str, float]) -> None:
-        """Show that a share ``done`` of a stage is done."""
-        if stage not in self._bars:
-            self._bars[stage] = self._progress.add_task(_STAGES[stage], total=1.0)
+    def tell(stage: str, done: float, logs: dict[str, float]) -> None:
         told = f"{_STAGES[stage]}: step {logs['step']}, loss {logs['loss']:.3f}" if logs else None
-        self._progress.update(self._bars[stage], completed=done, description=told)
+        progress.update(bar(stage), completed=done, description=told)
+
+    return tell
 
 
 def show(console: Console, evaluation: Evaluation) -> None:
@@ -63,7 +61,7 @@ def train(options: Train) -> None:
         others["name"] = "tiny-coder"
     fit = KINDS[options.kind].part("recipe").fit
     with common.progress() as progress:
-        report = Teller(progress).tell if os.environ.get("LOCAL_RANK", "0") == "0" else None
+        report = teller(progress) if os.environ.get("LOCAL_RANK", "0") == "0" else None
         evaluation = fit(model, tokenizer, items, held_out, options.output, settings, report=report, **others)
     if evaluation is not None and options.as_json:
         typer.echo(json.dumps(evaluation.to_dict() | {"output": str(options.output)}, indent=2))
