@@ -3,8 +3,7 @@
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from queue import Queue
 from time import perf_counter
@@ -16,7 +15,7 @@ from transformers import LogitsProcessor
 from lookahead.generation.conversations import Conversations
 from lookahead.models.names import CACHE
 from lookahead.pieces import text_of, tokens_of
-from lookahead.scheduling import Scheduler, Ticket
+from lookahead.scheduling import Scheduler
 from lookahead.serve.errors import ApiError, shutting_down
 from lookahead.serve.jobs import Answer, AnswerStream, Job
 from lookahead.serve.plans import LogProbs, Penalties, RequestPlan, StopStrings
@@ -142,7 +141,7 @@ class Engine:
                 index, job.begun = job.begun, job.begun + 1
                 try:
                     job.check()
-                    job.tasks.append(self._task(job, index))
+                    self._begin(job, index)
                 except BaseException as error:
                     self._end(job, error)
             self._scheduler.step()
@@ -171,9 +170,9 @@ class Engine:
         """Tell a job of its answers that are written, and end it with the last one, or with an error."""
         try:
             job.check()
-            for task in [task for task in job.tasks if task.ticket.done]:
-                job.tasks.remove(task)
-                job.answers.append(self._answer(job, task))
+            for ticket, answer in [(ticket, answer) for ticket, answer in job.tasks.items() if ticket.done]:
+                del job.tasks[ticket]
+                job.answers.append(answer(ticket.result()))
                 job.tell(job.answers[-1])
         except BaseException as error:
             self._end(job, error)
@@ -182,15 +181,16 @@ class Engine:
             self._end(job, None)
 
     def _end(self, job: Job, error: BaseException | None) -> None:
-        for task in job.tasks:
-            task.ticket.cancel()
+        for ticket in job.tasks:
+            ticket.cancel()
         job.tasks.clear()
         with self._changed:
             self._jobs.remove(job)
             self._usual_s += 0.2 * (perf_counter() - job.begin - self._usual_s)
         job.tell(error)
 
-    def _task(self, job: Job, index: int) -> "_Task":
+    def _begin(self, job: Job, index: int) -> None:
+        """Begin an answer of a job."""
         plan, request = job.plan, job.plan.request
         which, copy = divmod(index, request.n)
         ids = plan.prompts[which]
@@ -216,35 +216,31 @@ class Engine:
             return_dict_in_generate=True,
             **settings,
         )
-        return _Task(index, ids, cached, stream, ticket, partial(self._kept.put, cache=cache), logs)
+        job.tasks[ticket] = partial(self._answer, plan, index, stream, logs, cache, cached)
 
-    def _answer(self, job: Job, task: "_Task") -> Answer:
-        plan, ids, stream = job.plan, task.ids, task.stream
-        output = task.ticket.result()
-        text = output.sequences[0].tolist()
-        task.keep(text)
-        tokens = text[len(ids) :]
+    def _answer(
+        self,
+        plan: RequestPlan,
+        index: int,
+        stream: AnswerStream,
+        logs: LogProbs | None,
+        cache: Any,
+        cached: int,
+        output: Any,
+    ) -> Answer:
+        """The answer of what ``generate`` has written; its KV cache is put away under its whole text."""
+        text, which = output.sequences[0].tolist(), index // plan.request.n
+        self._kept.put(text, cache)
+        length = len(plan.prompts[which])
+        tokens = text[length:]
         ends = plan.settings.get("eos_token_id", self.model.generation_config.eos_token_id)
         ended = bool(tokens) and tokens[-1] in (ends if isinstance(ends, list) else [ends])
         stopped = stream.close()
-        finish = "stop" if ended or stopped or len(tokens) < plan.room[task.index // plan.request.n] else "length"
+        finish = "stop" if ended or stopped or len(tokens) < plan.room[which] else "length"
         stats = getattr(output, "stats", None) or DecodingStats(steps=len(tokens), emitted=len(tokens))
         whole = text_of(self.tokenizer, tokens)
         kept, found = stream.text if stopped else whole, None
-        if task.logs is not None:
+        if logs is not None:
             shown = len(tokens) if kept == whole else tokens_of(self.tokenizer, tokens, kept)
-            found = task.logs.all(tokens)[:shown]
-        return Answer(task.index, tokens, len(ids), task.cached, finish, stats, stream.drafts, kept, found)
-
-
-@dataclass
-class _Task:
-    """An answer while it is written; ``keep`` puts its KV cache away under its whole text."""
-
-    index: int
-    ids: list[int]
-    cached: int
-    stream: AnswerStream
-    ticket: Ticket
-    keep: Callable[[list[int]], None]
-    logs: LogProbs | None
+            found = logs.all(tokens)[:shown]
+        return Answer(index, tokens, length, cached, finish, stats, stream.drafts, kept, found)

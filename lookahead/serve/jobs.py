@@ -7,6 +7,7 @@ from typing import Any
 
 from lookahead.generation.watch import Pass
 from lookahead.pieces import PieceStreamer
+from lookahead.scheduling import Ticket
 from lookahead.serve.errors import client_left
 from lookahead.serve.plans import RequestPlan
 from lookahead.stats import DecodingStats
@@ -55,7 +56,7 @@ class Job:
         self.plan, self.tell = plan, tell
         self.begun = 0  # answers that were begun
         self.begin = 0.0  # when the first of them was
-        self.tasks: list[Any] = []  # answers that are being written
+        self.tasks: dict[Ticket, Callable[[Any], Answer]] = {}  # answers that are being written, and how each is made
         self.answers: list[Answer] = []  # that are done
         self._ended: Exception | None = None
 
