@@ -93,7 +93,8 @@ def document_of(tokenizer: Any, prompt: str, passes: Sequence[Pass], title: str,
 
 def page_of(document: dict[str, Any]) -> str:
     """The self-contained page of a :func:`document_of`. Its script needs no network; texts are data, never markup."""
-    data = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
+    placed = [each | {"places": places(each["parents"])} for each in document["passes"]]
+    data = json.dumps(document | {"passes": placed}, ensure_ascii=True, separators=(",", ":"))
     safe = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     template = files("lookahead.pictures").joinpath("trace.html").read_text(encoding="utf-8")
     return template.replace("@@DATA@@", safe)
@@ -107,7 +108,7 @@ def places(parents: Sequence[int]) -> list[tuple[int, float]]:
         if parent >= 0:
             children[parent].append(node)
             depths[node] = depths[parent] + 1
-    heights, free, order, waiting = [0.0] * len(parents), 0, list[int](), [0]
+    heights, free, order, waiting = [0.0] * len(parents), 0, list[int](), [0][: len(parents)]
     while waiting:
         node = waiting.pop()
         order.append(node)
