@@ -25,61 +25,49 @@ _INTERRUPTED = 130  # exit status, as of a program that SIGINT ended
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 
 
-class Aside:
-    """The file of lines that are no request, or that are refused: each is written when it is known. A run begins it
-    anew, as it finds the same lines again.
-
-    Attributes:
-        count: of lines that stand there.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.count = path, 0
-
-    def clear(self) -> None:
-        """Remove what an earlier run has left; a file that is none of ours is refused."""
-        if self.path.exists():
-            content = _read(self.path)
-            list(_records(content[: content.rfind(b"\n") + 1], self.path, ("line", "custom_id", "error")))
-            self.path.unlink()
-
-    def add(self, *lines: Outcome) -> None:
-        """Append lines, if there are any: each one's number, its custom_id if it has one, and the reason."""
-        self.count += len(lines)
-        if lines:
-            with self.path.open("ab") as file:
-                write(file, *({"line": bad.number, "custom_id": bad.custom_id, "error": bad.error} for bad in lines))
-
-
 def batch(options: Batch) -> None:
     lines, bad = read_requests(options.source)
-    aside = Aside(options.aside)
     with answers(options.target) as (out, done):
-        aside.clear()
-        aside.add(*bad)
-        asked = [line for line in lines if line.custom_id not in done]
+        _clear(options.aside)
+        _set_aside(options.aside, *bad)
         try:
-            written = len(lines) - len(asked) + _answer(asked, out, aside, options)
+            refused = _answer([line for line in lines if line.custom_id not in done], out, options)
         except KeyboardInterrupt:
             typer.echo("Interrupted: the same command goes on from here.", err=True)
             raise Exit(_INTERRUPTED) from None
-    told = f"; {aside.path}: {counted(aside.count, 'bad line')}." if aside.count else "."
-    typer.echo(f"{options.target}: {counted(written, 'answer')}{told}", err=True)
-    if aside.count:
+    wrong = len(bad) + refused
+    told = f"; {options.aside}: {counted(wrong, 'bad line')}." if wrong else "."
+    typer.echo(f"{options.target}: {counted(len(lines) - refused, 'answer')}{told}", err=True)
+    if wrong:
         raise Exit(1)
 
 
-def _answer(lines: list[Line], out: BinaryIO, aside: Aside, options: Batch) -> int:
-    """Write each answer, or refusal, as soon as it is there; how many answers there were."""
-    written = 0
+def _clear(aside: Path) -> None:
+    """Remove the lines that an earlier run has set aside, as this one finds them again; a file that is none of ours is
+    refused."""
+    if aside.exists():
+        list(_records(_read(aside), aside, ("line", "custom_id", "error")))
+        aside.unlink()
+
+
+def _set_aside(aside: Path, *lines: Outcome) -> None:
+    """Append lines that are no request, or that are refused: number, custom_id if there is one, and the reason."""
+    if lines:
+        with aside.open("ab") as file:
+            write(file, *({"line": bad.number, "custom_id": bad.custom_id, "error": bad.error} for bad in lines))
+
+
+def _answer(lines: list[Line], out: BinaryIO, options: Batch) -> int:
+    """Write each answer, or refusal, as soon as it is there; how many refusals there were."""
+    refused = 0
     with closing(_outcomes(lines, options)) as outcomes, common.progress() as progress:
         for outcome in progress.track(outcomes, total=len(lines), description="Answering"):
             if outcome.record is None:
-                aside.add(outcome)
+                _set_aside(options.aside, outcome)
+                refused += 1
             else:
                 write(out, outcome.record)
-                written += 1
-    return written
+    return refused
 
 
 def _outcomes(lines: list[Line], options: Batch) -> Generator[Outcome, None, None]:
@@ -180,7 +168,7 @@ def answers(file: Path) -> Iterator[tuple[BinaryIO, set[str]]]:
         out.seek(0)
         content = out.read()
         whole = content.rfind(b"\n") + 1
-        done = {record["custom_id"] for record in _records(content[:whole], file, ("custom_id", "response"))}
+        done = {record["custom_id"] for record in _records(content, file, ("custom_id", "response"))}
         if torn := content[whole:]:
             begin = BEGIN.encode()
             if torn[: len(begin)] != begin[: len(torn)]:
@@ -191,7 +179,7 @@ def answers(file: Path) -> Iterator[tuple[BinaryIO, set[str]]]:
 
 
 def _records(content: bytes, file: Path, keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """The JSON objects of whole lines, each of which must have ``keys``."""
+    """The JSON objects of whole lines, without a torn one at the end; each must have ``keys``."""
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             record = json.loads(line)
