@@ -14,7 +14,6 @@ from rich.console import Console
 from transformers import AutoTokenizer, GenerationMixin
 
 from lookahead import Lookahead, LookaheadError, load_model
-from lookahead.chat_format import sampling_of
 from lookahead.cli import chat, common
 from lookahead.cli.arguments import Chat
 from lookahead.cli.prompts import CHAT_PROMPTS, PROMPTS
@@ -125,7 +124,7 @@ def test_a_raced_and_tuned_chat_model(
     ],
 )
 def test_options_of_chat_override_the_generation_config(options: dict[str, Any], settings: dict[str, Any]) -> None:
-    assert sampling_of(Chat(**options)) == settings
+    assert chat.sampling_of(Chat(**options)) == settings
 
 
 @pytest.mark.usefixtures("augmented")
@@ -133,7 +132,7 @@ def test_options_of_chat_override_the_generation_config(options: dict[str, Any],
 @pytest.mark.parametrize("plain", [False, True])
 def test_an_answer_is_drawn_as_the_model_says(sampling: Path, options: dict[str, Any], plain: bool) -> None:
     model, tokenizer = load_model(sampling)
-    settings = sampling_of(Chat(**options)) | {"max_new_tokens": 20}
+    settings = chat.sampling_of(Chat(**options)) | {"max_new_tokens": 20}
     console = Console(file=io.StringIO())
     talk = chat.Talk(model, tokenizer, Lookahead(nodes=6, remember=False), settings, console, plain=plain)
     torch.manual_seed(3)
