@@ -1,67 +1,52 @@
 """Whether drafting pays by the clock, whatever the estimates say: what keeps the automatic mode from losing."""
 
 from collections.abc import Sequence
-from math import exp, inf, log
+from math import exp, log
 
 from jacobi import Step
+from lookahead.draft.latency import OUTLIER
 
 _SHARE = 0.01  # of the time, that drafts may lose
-_AGAIN = 0.1  # of what they have won of late, likewise
-_MEMORY = 256.0  # passes: how long that is
 _STAKE = 1.5  # plain passes that they may lose before they have won any
 _MOST = 16.0  # plain passes won that may be lost again
 _LEAST = -1.0  # plain passes: a pass that seems to lose more than leads here was held up
-_RISK = 0.1  # plain passes that asking in vain is taken to lose, before it was done
-_LEARNS = 0.25  # of what a pass has lost, in the estimate of what the next one may lose
-_MUCH = 1.5  # times plain decoding's speed, that drafts of a batch have to promise as long as they have not won
-_OUTLIER = 1.6  # times what a pass is expected to take; a slower one is counted as that slow
 _LEAD = 2.0  # tokens: a lead of so many counts e times less, since a sequence that is ahead may leave others behind
-_END = 8.0  # times fewer tokens than are left to write, where those are few: then a lead is worth nothing
 
 
 class Guard:
     """Keeps a ledger of what a batch's drafts have won and lost, in plain passes, from call to call.
 
     Every pass earns a hundredth of a plain one. A pass that asks or drafts is charged what it took beyond plain passes
-    for as many tokens; one that took less earns the difference. Nothing is asked or drafted unless the ledger can pay
-    for a pass that fails::
+    for as many tokens; one that took less earns the difference. Nothing is asked or drafted while the ledger is
+    overdrawn::
 
         drafts      two tokens in 1.3 plain passes     + 0.7     1.5 -> 2.2
         drafts      one token in 1.4                   - 0.4     2.2 -> 1.8
 
     So calls together never lose much more than a hundredth of the time, whatever texts they write, and where drafts win
-    they go on. Until they have won, they have to promise half as much again. What plain passes take comes from the
-    latency curve, which follows the machine. A single sequence's drafts are not ruled by the ledger. Sequences that
-    end ``apart`` come nearer to their ends by what they write on average.
+    they go on. What plain passes take comes from the latency curve, which follows the machine. A single sequence's
+    drafts are not ruled by the ledger. Sequences that end ``apart`` come nearer to their ends by what they write on
+    average.
     """
 
     def __init__(self, batch: int = 2, *, apart: bool = False) -> None:
         self._alone = batch == 1
         self._apart = apart
         self._balance = _STAKE
-        self._risk = _RISK
-        self._won = 0.0  # plain passes a pass, of late
         self._written: list[int] = []  # in this call
-        self._most: float = inf  # tokens that this call writes
         self._reached = 0.0  # by all sequences of this call
         self.rested = 0  # passes without a draft that paid, at the end of the last call
 
-    def begin(self, batch: int, new_tokens: int | None = None) -> None:
-        """A call of so many sequences and new tokens begins."""
+    def begin(self, batch: int) -> None:
+        """A call of so many sequences begins."""
         self._written = [0] * batch
-        self._most = new_tokens or inf
         self._reached = 0.0
 
     @property
     def rests(self) -> bool:
         """Whether the next pass is neither to ask nor to draft. A single sequence's drafts are sized by estimates
         alone: what they lose at first, while passes are slow for other reasons, they win back."""
-        return not self._alone and self._balance < self._risk
-
-    @property
-    def least_gain(self) -> float:
-        """Times plain decoding's speed, that a draft has to promise."""
-        return 1.0 if self.wins else _MUCH
+        return not self._alone and self._balance < 0.0
 
     @property
     def wins(self) -> bool:
@@ -78,13 +63,9 @@ class Guard:
             if width == 1:  # what was asked in vain is all that such a pass took beyond plain ones
                 counted_ms = usual_ms + (0.0 if plain else step.draft_ms)
             else:
-                counted_ms = beside_ms + min(step.forward_ms, _OUTLIER * usual_ms)
-            lost = counted_ms / curve[0] - advanced
-            self._won -= (lost + self._won) / _MEMORY
-            earned = _SHARE + _AGAIN * max(0.0, self._won)
-            self._balance = min(_MOST, max(_LEAST, self._balance + earned - lost))
-            if not plain and width == 1:
-                self._risk += _LEARNS * (max(0.0, lost) - self._risk)
+                counted_ms = beside_ms + min(step.forward_ms, OUTLIER * usual_ms)
+            won = advanced - counted_ms / curve[0]
+            self._balance = min(_MOST, max(_LEAST, self._balance + _SHARE + won))
         return advanced * curve[0] > taken_ms
 
     def _advance(self, step: Step) -> float:
@@ -93,27 +74,20 @@ class Guard:
         going = [row for row, count in enumerate(tokens) if count]
         if not going or self._apart:
             return sum(tokens) / max(1, len(tokens))
-        before = self._place(going)
+        before = reached([self._written[row] for row in going])
         for row in going:
             self._written[row] += tokens[row]
-        after = self._place(going)
+        after = reached([self._written[row] for row in going])
         advanced = after - max(before, self._reached)
         self._reached = after
         return advanced
 
-    def _place(self, going: Sequence[int]) -> float:
-        written = [self._written[row] for row in going]
-        return reached(written, self._most - min(written))
 
-
-def reached(written: Sequence[int], left: float) -> float:
+def reached(written: Sequence[int | float]) -> float:
     """How far a batch has come whose sequences have ``written`` so many tokens. A batch is done when its slowest
-    sequence is, but the slower ones may catch up, while at least the slowest has many tokens ``left``::
+    sequence is, but the slower ones may catch up::
 
-        written  20 20    20.0        written  21 25    22.1        the same at the end    21.0
+        written  20 20    20.0        written  21 25    22.1
     """
     least = min(written)
-    horizon = min(_LEAD, left / _END)
-    if max(written) == least or horizon <= 0.0:
-        return float(least)
-    return least - horizon * log(sum(exp((least - each) / horizon) for each in written) / len(written))
+    return least - _LEAD * log(sum(exp((least - each) / _LEAD) for each in written) / len(written))

@@ -22,7 +22,7 @@ NODES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _CONTEXT_BASE = 256  # tokens in the KV cache at which the second context begins; each next one is twice as long
 FORMAT = 1
 _MEMORY = 32.0  # passes after which old ones fade
-_OUTLIER = 1.6  # times the estimate, where one is known; a pass is counted as at most this slow (or fast)
+OUTLIER = 1.6  # times the estimate, where one is known; a pass is counted as at most this slow (or fast)
 _TRUSTED = 3.0  # passes after which an estimate is good enough to tell outliers by; twice as many, drift
 _FIRST_TOUCH = 0.5  # of a pass, that the very first of a size tells: it may be slow, as kernels are chosen
 _STALE = 16  # passes, for each that an estimate rests on, after which it may no longer hold
@@ -107,11 +107,11 @@ class StepTimes:
         self._touched.add(nodes)
         if weight < _TRUSTED:  # first passes of a size may be slow, so the fastest of them is what is known
             self._mean[cell] = min(self._mean[cell] if weight else math.inf, ms / self._drift)
-        elif weight < 2 * _TRUSTED and ms * _OUTLIER < self._mean[cell] * self._drift:
+        elif weight < 2 * _TRUSTED and ms * OUTLIER < self._mean[cell] * self._drift:
             self._mean[cell] = ms / self._drift  # all of the first ones were
         else:
             expected = self._mean[cell] * self._drift
-            ms = min(max(ms, expected / _OUTLIER), expected * _OUTLIER)
+            ms = min(max(ms, expected / OUTLIER), expected * OUTLIER)
             if weight >= 2 * _TRUSTED:
                 self._drift *= (ms / expected) ** _DRIFT
             weight = min(weight, _MEMORY)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from math import inf, log2
+from math import log2
 from typing import Any
 from weakref import WeakMethod
 
@@ -23,14 +23,12 @@ def shared_width(
     trees: Sequence[tuple[Sequence[float], int]],
     costs: Sequence[float],
     calibration: float,
-    least_gain: float = 1.0,
     *,
     apart: bool = False,
 ) -> int:
     """The nodes a tree that pay best for all sequences, one of the curve's sizes: each further size has kernels of its
     own, whose first pass is slow. ``trees`` have the values of a tree's nodes, and the tokens that its sequence has
-    written; ``costs`` are those of passes over 1, 2, ... nodes. Drafts have to promise ``least_gain`` times the speed
-    of none.
+    written; ``costs`` are those of passes over 1, 2, ... nodes.
 
     A batch is done when its slowest sequence is, so what counts is how far it comes (:func:`.reached`): those that are
     behind count more, and a long leap of one less than the same tokens for all, which count in full. Sequences that end
@@ -44,16 +42,13 @@ def shared_width(
         gained: list[Any] = [1.0 + calibration * sum(values[: size - 1]) for values, _ in trees]
         if not apart:
             after = [before + more for (_, before), more in zip(trees, gained, strict=True)]
-            gained = [reached(after, inf) - reached([before for _, before in trees], inf)]
+            gained = [reached(after) - reached([before for _, before in trees])]
         speeds[size] = sum(gained) / costs[size - 1]
-    if not apart:
-        least_gain = max(least_gain, 1.0 + _GAIN * log2(max(2, len(trees))))  # the slowest's luck ends it
-    speeds[1] *= least_gain
+    speeds[1] *= 1.0 + _GAIN * (1.0 if apart else log2(max(2, len(trees))))  # the slowest's luck ends it
     return max(speeds, key=speeds.__getitem__)
 
 
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
-_LEAST_GAIN = 1.0 + _GAIN
 
 
 class Planner:
@@ -65,7 +60,6 @@ class Planner:
         most_nodes: the most drafted nodes of a sequence.
         nodes: draft exactly so many where there are candidates, whatever they cost; None = as many as pay.
         expensive, guard: what is known of sources that cost time, and of whether drafting pays by the clock.
-        new_tokens: most tokens that the call writes; None = that is not known.
         anew: finds the latency curve for passes as they are run from now on; None = it stays the same.
         apart: sequences come and go, each by itself; else the batch is done when its slowest sequence is.
     """
@@ -83,7 +77,6 @@ class Planner:
         nodes: int | None = None,
         expensive: ExpensiveSources | None = None,
         guard: Guard | None = None,
-        new_tokens: int | None = None,
         anew: Callable[[], StepTimes] | None = None,
         apart: bool = False,
     ) -> None:
@@ -104,7 +97,7 @@ class Planner:
         self._rows: list[WeakMethod[Callable[[], Growth[tuple[Sequence[float], int] | None]]]] = []
         self._width: int | None = None  # of this pass, once it is chosen
         self._guard = guard or Guard(batch)
-        self._guard.begin(batch, new_tokens)
+        self._guard.begin(batch)
         self._rest = Rest(self.costs, self._guard.rested)
         self._trials = Trials(self.costs)
         self._asking = UsualTime()  # about one node
@@ -146,13 +139,8 @@ class Planner:
             self.sizes = [costs.trees[0], *(cost + beside_ms for cost in costs.trees[1:])], costs.least
         else:
             self.mode, self.sizes = Mode.DRAFT, (costs.trees, costs.least)
-            self.gain, self.cut = self._least_gain, costs.cut
+            self.gain, self.cut = 1.0 + _GAIN, costs.cut
             self.ask_ms = 0.0 if costs.times.frozen else self._asking.ms
-
-    @property
-    def _least_gain(self) -> float:
-        """Times plain decoding's speed, that a draft has to promise."""
-        return _LEAST_GAIN if self.costs.times.frozen else max(_LEAST_GAIN, self._guard.least_gain)
 
     def share(self, grow_ahead: Callable[[], Growth[tuple[Sequence[float], int] | None]]) -> None:
         """One sequence of several has trees that are grown ahead: nodes' values, and tokens written so far."""
@@ -178,7 +166,7 @@ class Planner:
             self._width = len(costs)
             if self.mode is Mode.DRAFT:
                 calibration = self.acceptance.calibration
-                self._width = shared_width(trees, costs, calibration, self._least_gain, apart=self._apart)
+                self._width = shared_width(trees, costs, calibration, apart=self._apart)
         return self._width
 
     def spend(self, source: str, ms: float) -> None:

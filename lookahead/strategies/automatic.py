@@ -178,7 +178,6 @@ class AutomaticStrategy(Strategy):
             nodes=self.nodes,
             expensive=call.memory.expensive_sources(key) if any(map(is_expensive, rows[0])) else None,
             guard=call.memory.guard(key, len(rows)),
-            new_tokens=call.new_tokens,
             anew=curve,
         )
         top_k = BEST if call.rows[0].draw is None else DRAWN_BEST

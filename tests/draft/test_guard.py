@@ -18,9 +18,9 @@ def seen(guard: Guard, written: list[int], width: int = 2, ms: float = 12.0, cou
     return guard.observe(step, ms, CURVE, plain=width == 1, counts=counts)
 
 
-def begun(batch: int = 1, new_tokens: int | None = None) -> Guard:
+def begun(batch: int = 1) -> Guard:
     guard = Guard()
-    guard.begin(batch, new_tokens)
+    guard.begin(batch)
     return guard
 
 
@@ -55,23 +55,6 @@ def test_drafts_that_pay_go_on() -> None:
     assert guard.wins
 
 
-def test_after_what_they_won_they_rest_later_and_shorter() -> None:
-    failed = []
-    for won in (0, 200):
-        guard = begun()
-        for _ in range(won):
-            seen(guard, [2])
-        first = fails_until_it_rests(guard)
-        again = 0
-        for _ in range(200):
-            again += not guard.rests
-            seen(guard, [1], width=1 if guard.rests else 2, ms=10.0 if guard.rests else 13.0)
-        failed.append((first, again))
-    (first, again), (later, oftener) = failed
-    assert later > 5 * first
-    assert oftener > 2 * again
-
-
 def test_no_text_makes_them_lose_more_than_they_have_won() -> None:
     """Drafts that pay for a while, and fail for a while, as often as the ledger lets them."""
     rng, guard, taken, tokens = random.Random(0), begun(), 0.0, 0
@@ -81,15 +64,6 @@ def test_no_text_makes_them_lose_more_than_they_have_won() -> None:
         seen(guard, [written], width=1 if guard.rests else 2, ms=ms)
         taken, tokens = taken + ms, tokens + written
         assert taken <= 1.011 * 10.0 * tokens + 20.0
-
-
-def test_drafts_have_to_promise_much_until_they_have_won() -> None:
-    guard = begun()
-    promised = guard.least_gain
-    for _ in range(3):
-        seen(guard, [2])
-    assert promised == 1.5
-    assert guard.least_gain == 1.0
 
 
 def test_a_question_in_vain_costs_what_it_took_to_ask() -> None:
@@ -142,25 +116,13 @@ def test_a_sequence_may_lag_behind_for_a_while() -> None:
     assert not guard.rests
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_at_the_end_a_batch_has_come_as_far_as_it_has_written(seed: int) -> None:
-    rng, guard, written = random.Random(seed), begun(4, 60), [0] * 4
-    while min(written) < 60:
-        tokens = [min(rng.randint(1, 3), 60 - count) for count in written]
-        written = [count + more for count, more in zip(written, tokens, strict=True)]
-        seen(guard, tokens, width=3, ms=14.0)
-    assert guard._reached == pytest.approx(60.0)
-
-
 def test_what_one_sequence_accepts_is_not_faster_yet() -> None:
     guard = begun(4)
     assert not seen(guard, [1, 1, 1, 2], width=3, ms=14.0)
     assert seen(guard, [2, 2, 2, 2], width=3, ms=14.0)
 
 
-def test_a_lead_counts_until_the_end() -> None:
-    assert reached([20, 20], 50.0) == 20.0
-    assert 21.0 < reached([21, 25], 50.0) < 22.5
-    assert reached([21, 25], 0.0) == 21.0
-    assert reached([21, 25], 4.0) < reached([21, 25], 8.0) < reached([21, 25], 50.0)
-    assert reached([7], 50.0) == 7.0
+def test_a_lead_counts_less_than_what_all_have_written() -> None:
+    assert reached([20, 20]) == 20.0
+    assert 21.0 < reached([21, 25]) < 22.5
+    assert reached([7]) == 7.0

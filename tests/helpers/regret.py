@@ -239,9 +239,7 @@ def automatic(machine: Machine, kind: str, batch: int = 1, seed: int = 0, nodes:
     times, acceptance, guard, runs = StepTimes(), Acceptance([TextSource(Text([], []))]), Guard(batch), []
     times.steps = machine.steps
     for texts, tokens in calls(kind, batch, seed):
-        planner = Planner(
-            times, acceptance, limits=machine, batch=batch, most_nodes=128, nodes=nodes, guard=guard, new_tokens=tokens
-        )
+        planner = Planner(times, acceptance, limits=machine, batch=batch, most_nodes=128, nodes=nodes, guard=guard)
         runs.append(decode(machine, planner, texts, tokens))
     return runs
 
