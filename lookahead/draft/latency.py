@@ -27,7 +27,6 @@ _TRUSTED = 3.0  # passes after which an estimate is good enough to tell outliers
 _FIRST_TOUCH = 0.5  # of a pass, that the very first of a size tells: it may be slow, as kernels are chosen
 _STALE = 16  # passes, for each that an estimate rests on, after which it may no longer hold
 _DRIFT = 0.15  # of a pass's deviation (as a power) is put down to the whole machine: other sizes are taken to share it
-_FORM = 8  # passes that a computed form of the curve serves, to carry a pass over to the nearest of ``NODES``
 _BEYOND = 0.5  # past the largest measured size, as steep as so much of the curve up to it, at least
 _GUESS_STEP = 1.3  # times t(1) for several nodes, where they take other kernels than one
 _GUESS_SLOPE = 0.008  # of t(1) for each further node, before anything is measured: optimistic, so that sizes are tried
@@ -101,7 +100,7 @@ class StepTimes:
         self._measured[cell] = self._passes
         if weight < _TRUSTED:
             self.news += 1
-        if weight < _TRUSTED or self._passes % _FORM == 0:
+        if weight < _TRUSTED:
             self._forms.clear()
         tells = 1.0 if nodes in self._touched else _FIRST_TOUCH
         self._touched.add(nodes)

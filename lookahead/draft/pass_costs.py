@@ -15,11 +15,8 @@ from lookahead.draft.latency import StepTimes
 
 _STEP = 0.2  # of a smoothed share, that one pass moves it
 _NODES = 16  # a replayed token costs what one more node does in passes over up to so many
-_REFRESH = 8  # passes that a computed curve serves
-_LONGEST_REFRESH = 64  # the same, while nothing is drafted
-_SINGLE_AFTER = (1, 2, 8)  # passes after which t(1) is measured, while it rests on none, one or two passes
-_SINGLE_EVERY = 256  # and once it is known, or drafts clearly pay
-_CLEARLY = 0.6  # of t(1), that a token takes where drafts do
+_REFRESH = 16  # passes that a computed curve serves
+_SINGLE_AFTER = (1, 2, 8, 256)  # passes after which t(1) is measured, while it rests on none, one, two, and more
 _FIRST_NODES, _STRIDE = 8, 4  # drafted by all sequences together at first; then, times the largest size measured
 _FADE = 0.95  # of what passes took, wrote and caused to be replayed, from pass to pass
 
@@ -132,16 +129,15 @@ class PassCosts:
         self._late_ms = self._late_tokens = self._late_passes = 0.0  # of passes, fading
         self._replays = Replays()
 
-    def open(self, context: int, resting: int) -> bool:
-        """Prepare for a pass behind ``context`` tokens, after ``resting`` plain passes: is the curve to be read?"""
+    def open(self, context: int) -> bool:
+        """Prepare for a pass behind ``context`` tokens: is the curve to be read?"""
         self._context = context
         self._served += 1
         self._since_single += 1
         before, self.replayed = self.replayed, self.limits.again
         self._replays.observe(self._width, before, self.replayed)
-        serves = max(_REFRESH, min(resting, _LONGEST_REFRESH))
         news = self.times.news != self._news
-        return not self.curve or news or self._served >= serves or self.replayed != before
+        return not self.curve or news or self._served >= _REFRESH or self.replayed != before
 
     def read(self) -> None:
         self._served, self._news, self._reads_ms = 0, self.times.news, self.times.knows_single
@@ -165,10 +161,8 @@ class PassCosts:
 
     @property
     def single_is_due(self) -> bool:
-        known = int(self.times.weight(1, self._context))
-        young = known < len(_SINGLE_AFTER) and not (known and self.pace_ms < _CLEARLY * self.curve[0])
-        after = self._single_after[known] if young else _SINGLE_EVERY
-        return not self.times.frozen and self._since_single > after
+        known = min(int(self.times.weight(1, self._context)), len(_SINGLE_AFTER) - 1)
+        return not self.times.frozen and self._since_single > self._single_after[known]
 
     @property
     def comparable(self) -> bool:

@@ -112,7 +112,7 @@ class Planner:
         """Prepare the next pass, of which the longest sequence has ``context`` tokens in the KV cache."""
         self.expensive_ms, self.asks, self._width = 0.0, 0, None
         self._refused = self._accepted = False
-        stale = self.costs.open(context, self._rest.passes)
+        stale = self.costs.open(context)
         if stale:
             self.costs.read()
         if self._nodes is not None:
@@ -195,7 +195,7 @@ class Planner:
         # Of a batch's passes the curve tells what drafting takes, too, unless it was in vain.
         beside_ms = step.draft_ms if width == 1 or self._batch == 1 else self.expensive_ms
         self.costs.observe(width, taken, beside_ms, tokens)
-        self._rest.observe(self.mode, width > 1, self._refused, self._accepted, step.draft_ms)
+        self._rest.observe(self.mode, width > 1, self._refused, self._accepted)
         self._guard.rested = self._rest.passes
 
 

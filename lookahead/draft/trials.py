@@ -7,8 +7,6 @@ from lookahead.draft.pass_costs import PassCosts
 
 _RESTS = ((16, 8), (4, 4))  # after so many plain passes, only every so many-th still asks and feeds the sources
 _LINEAR_RESTS = ((16, 32), (2, 8))  # the same where it is counted what would have been drafted rightly
-_ASKING = 0.015  # of the time, that asking in vain may take
-_MOST_SELDOM = 64  # passes
 _SHARE = 0.01  # of the time, that trials may lose
 _PAPER_SHARE = 0.1  # of what drafts would have saved, the same where that is counted
 _WIDTHS = NODES[2:-1:2]  # 4 to 64 nodes: of passes that are tried, where none of the size was seen for a while
@@ -31,28 +29,23 @@ class Rest:
     plain passes       0 ... 3   4 ... 15          16 ...
     sources are asked  always    every 4th pass    every 8th pass
 
-    They are asked more seldom where that takes more than its share of the time, as it does for many sequences. Where it
-    is counted what would have been drafted rightly, that calls for sources; else they are asked more seldom. Of the
-    passes ``rested`` at the end of the call before, as many count as begin a rest.
+    Where it is counted what would have been drafted rightly, that calls for sources; else they are asked more seldom.
+    Of the passes ``rested`` at the end of the call before, as many count as begin a rest.
     """
 
     def __init__(self, costs: PassCosts, rested: int = 0) -> None:
         self.passes = min(rested, _RESTS[-1][0])  # plain ones since a draft paid, because none seemed to pay
         self._costs = costs
-        self._asking = 0.0  # what it last took to ask in vain, in passes
 
     @property
     def is_on(self) -> bool:
         """Whether a pass is to cost nothing beside the model."""
         rests = _RESTS if self._costs.limits.repeated is None else _LINEAR_RESTS
         every = next((every for passes, every in rests if self.passes >= passes), 1)
-        every = max(every, min(_MOST_SELDOM, round(self._asking / _ASKING))) if every > 1 else 1
         return self.passes % every > 0 and not self._costs.repeats
 
-    def observe(self, mode: Mode, drafted: bool, refused: bool, accepted: bool, asking_ms: float = 0.0) -> None:
+    def observe(self, mode: Mode, drafted: bool, refused: bool, accepted: bool) -> None:
         """Take in a pass: was anything drafted, were all of a sequence's candidates refused, was a token accepted?"""
-        if refused and not drafted and self._costs.usual_ms and not self._costs.times.frozen:
-            self._asking = asking_ms / self._costs.usual_ms
         if not drafted:
             self.passes += refused or mode is Mode.REST
         elif accepted and mode is not Mode.TRY:

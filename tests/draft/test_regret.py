@@ -63,7 +63,7 @@ def test_passes_that_warm_up_teach_nothing() -> None:
     machine, times = Machine(knots(t1=5.0, t128=9.0), warms_up=True, noise=0.0, drift=0.0, touch=1.0), StepTimes()
     costs = PassCosts(times, machine, None, 8, 1)
     for passed in range(8):
-        costs.open(64, 0)
+        costs.open(64)
         costs.observe(1, machine.run(1, 64, apart=False), 0.0, 1.0)
         assert times.knows_single == (passed > 2)
     assert costs.timed_ms < 100.0

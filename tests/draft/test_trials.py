@@ -23,18 +23,6 @@ def test_sources_are_asked_more_and_more_seldom() -> None:
     assert asked == [0, 1, 2, 3, 4, 8, 12, 16, 24, 32]
 
 
-def test_what_asking_costs_says_how_seldom_it_is_done() -> None:
-    rest = after(0)
-    rest._costs.observe(1, 8.0, 0.0, 1.0)
-    for _ in range(16):
-        rest.observe(Mode.DRAFT, drafted=False, refused=True, accepted=False, asking_ms=2.4)
-    asked = []
-    for _ in range(64):
-        asked += [] if rest.is_on else [rest.passes]
-        rest.observe(Mode.REST, drafted=False, refused=False, accepted=False)
-    assert asked == [20, 40, 60]
-
-
 def test_where_repeats_are_counted_they_call_for_sources() -> None:
     """Else those are asked seldom: a text that does not repeat has hardly anything to draft."""
     limits = Limits()
@@ -42,7 +30,7 @@ def test_where_repeats_are_counted_they_call_for_sources() -> None:
     asked = [passes for passes in range(100) if not after(passes, limits).is_on]
     assert asked == [0, 1, 8, 32, 64, 96]
     rest = after(40, limits)
-    rest._costs.open(64, 0)
+    rest._costs.open(64)
     rest._costs.read()
     rest._costs.read_trees()
     calls = []
@@ -79,7 +67,7 @@ def tried(times: StepTimes, slope: float, passes: int = 3000, repeats: float | N
     for passed in range(passes):
         if repeats is not None:
             limits.repeated = int(passed * repeats)
-        if costs.open(64, 0):
+        if costs.open(64):
             costs.read()
             costs.read_trees()
         width = trials.width
@@ -137,7 +125,7 @@ def test_what_a_trial_leaves_to_be_replayed_is_part_of_its_loss() -> None:
     trials = Trials(costs)
     for passed, again in enumerate((0, 0, 2, 0)):
         limits.again = again
-        costs.open(64, 0)
+        costs.open(64)
         costs.read()
         costs.read_trees()
         assert trials.width == 0
