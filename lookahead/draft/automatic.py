@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from jacobi import Path, Successors, TokenTree
 from lookahead.draft.best_first import BestFirstTree
-from lookahead.draft.expensive_sources import is_expensive, spent_ms
+from lookahead.draft.expensive_sources import is_expensive
 from lookahead.draft.frontier import Growth, grown
 from lookahead.draft.planner import Planner
 from lookahead.draft.trials import Mode
@@ -29,15 +30,13 @@ class AutomaticDrafter:
         notes: Notes | None = None,
     ) -> None:
         self.credited: Counter[str] = Counter()  # accepted tokens by source
-        self.by_noise = 0  # accepted tokens that were not the likeliest, but for the noise
         self._prompt, self._top_k, self._chain = prompt, top_k, chain
         self._sources = list(sources)
         self._notes = notes is not None
         self._listeners = self._sources + ([] if notes is None else [NoteTaker(notes)])
         self._acceptance = planner.acceptance
         self._trees = BestFirstTree(sources, planner.acceptance, chain)
-        self._drawn = next((source for source in sources if isinstance(source, RecyclingSource)), None)
-        self._expensive = [source for source in sources if is_expensive(source)]
+        self._expensive: list[Any] = [source for source in sources if is_expensive(source)]
         self._whole = not all(map(runs_a_model, self._expensive))  # asked for whole trees
         self._batched = [source for source in sources if is_batch(source)]
         self._values: list[float] = []
@@ -47,6 +46,11 @@ class AutomaticDrafter:
         self._room = 1 << 30  # as far as is known before a pass
         self._wrote = False  # in the last pass
         self.follow(planner)
+
+    @property
+    def by_noise(self) -> int:
+        """Accepted tokens that were not the likeliest, but for the noise."""
+        return sum(source.by_noise for source in self._sources if isinstance(source, RecyclingSource))
 
     def follow(self, planner: Planner) -> None:
         """Share another planner from now on, because other sequences have come or gone. Estimates stay."""
@@ -105,11 +109,11 @@ class AutomaticDrafter:
                 return tree
             speed = (1.0 + expected) / times[len(tree) - 1]
         trees.use(self._sources)
-        before = [spent_ms([source]) for source in self._expensive]
+        before = [source.spent_ms for source in self._expensive]
         beside_ms = planner.expensive.time.ms if planner.weighs and self._whole else 0.0
         tree = yield from self._grow(room, beside_ms)
         for source, earlier_ms in zip(self._expensive, before, strict=True):
-            planner.spend(source.name, spent_ms([source]) - earlier_ms)
+            planner.spend(source.name, source.spent_ms - earlier_ms)
         if planner.weighs and planner.expensive.time.ms:
             reached = 1.0 + self._acceptance.expected(self._values)
             taken = times[len(tree) - 1] + beside_ms + trees.asked_ms
@@ -135,9 +139,6 @@ class AutomaticDrafter:
             source.rollback(path)
         for source in self._listeners:
             source.learn(tree, path, successors)
-        if self._drawn is not None:
-            self.by_noise += self._drawn.by_noise
-            self._drawn.by_noise = 0
         self._root = path.tokens[-1]
 
     def told(self, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:

@@ -1,9 +1,8 @@
 """Sources whose candidates cost time to make, such as heads: asked where their candidates have been worth it."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from typing import Any
 
-from lookahead.sources import Source
 from lookahead.sources.draft_model import UsualTime
 
 _STEPS = (0.3, 1.0, 2.5)  # tokens expected of the other sources' tree at which the next level begins
@@ -13,7 +12,7 @@ _LEAST_GAIN = 1.03  # of speed: estimates err
 _FADE = 0.9  # of earlier gains, once a level is judged
 
 
-def is_expensive(source: Source) -> bool:
+def is_expensive(source: Any) -> bool:
     return hasattr(source, "spent_ms")
 
 
@@ -48,7 +47,3 @@ class ExpensiveSources:
         level = bisect_right(_STEPS, expected)
         trials = self._trials[level] = self._trials[level] + 1
         self._gains[level] += max(1.0 / trials, 1.0 - _FADE) * (gain - self._gains[level])
-
-
-def spent_ms(sources: Sequence[Source]) -> float:
-    return sum(getattr(source, "spent_ms", 0.0) for source in sources)

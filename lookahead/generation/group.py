@@ -50,8 +50,15 @@ class CallGroup(RowGroup):
         call, strategy = plan.call, plan.strategy
         self.plan, self.sequences, self.ends = plan, sequences, ends
         self.drafts = Drafts([PlainDrafter() for _ in range(sequences.batch)])
+        detail: Stats = "summary" if strategy is None else strategy.stats
+        self.stats = None if detail == "none" else DecodingStats()
+        self._detailed = detail == "detailed"
         self._stream = None if call.streamer is None else Stream(call.streamer, sequences)
-        self.observers: Observers  # once it has begun
+        self._watcher: Watcher | None = None
+        self._waits = False  # who watches is told of the prompt's pass before the stream
+        self._numbers = count()  # of passes
+        self._seen = [0] * sequences.batch  # tokens, before the pass seen last
+        self._uncounted: tuple[Step, list[list[int]]] | None = None  # the pass seen last, and what it wrote
         self.verifier: Verifier = Verifier(
             sequences,
             call.processors,
@@ -96,21 +103,40 @@ class CallGroup(RowGroup):
 
     def begin(self, drafts: Drafts | None, watcher: Watcher | None) -> None:
         """Draft with ``drafts`` (None = nothing), and tell ``watcher`` (None = nobody) of every pass."""
-        self.drafts, sequences, strategy = drafts or self.drafts, self.sequences, self.plan.strategy
+        self.drafts, sequences = drafts or self.drafts, self.sequences
         each, depths, vocab_size = self.drafts.drafters, [0] * sequences.batch, self.plan.call.traits.vocab_size
         self.drafters = [WhileWriting(one, row, sequences, depths, vocab_size) for row, one in enumerate(each)]
-        detail: Stats = "summary" if strategy is None else strategy.stats
-        self.observers = Observers(sequences, detail, self._stream, each, watcher)
+        self._watcher, self._waits = watcher, watcher is not None
+
+    def see(self, step: Step) -> None:
+        """Take in a pass, and tell of it whoever watches."""
+        before, self._seen = self._seen, self.sequences.lengths()
+        lines = zip(self.sequences.written, before, self._seen, strict=True)
+        written = [line[then:now] for line, then, now in lines]
+        self._uncounted, self._waits = (step, written), False
+        if self._watcher is not None:
+            self._watcher(record(next(self._numbers), self.drafts.drafters, step, written))
 
     def catch_up(self) -> None:
         """Stream, count and learn what no draft waits for."""
-        self.observers.catch_up()
+        self._tell()
         self.drafts.catch_up()
+
+    def _tell(self) -> None:
+        """Put tokens into the stream, and count the pass seen last."""
+        if self._stream is not None and not self._waits:
+            self._stream.flush()
+        seen, self._uncounted = self._uncounted, None
+        if seen is not None and self.stats is not None:
+            step, written = seen
+            self.stats.count(step, list(map(len, written)), first=not self.stats.steps, detailed=self._detailed)
 
     def output(self, store: Callable[[Cache], None]) -> Any:
         """What ``generate`` returns; ``store`` leaves the group's keys and values in a cache."""
-        call, stats, strategy = self.plan.call, self.observers.stats, self.plan.strategy
-        self.observers.close()
+        call, stats, strategy = self.plan.call, self.stats, self.plan.strategy
+        self._tell()
+        if self._stream is not None:
+            self._stream.close()
         bits = self.plan.bits.after(call.model, None if strategy is None else strategy.repeatable)
         self.drafts.catch_up()
         if stats is not None:
@@ -120,50 +146,6 @@ class CallGroup(RowGroup):
         if call.exports_cache:
             store(call.cache)
         return decoded(call, self.sequences, self.verifier, self.drafts.drafters, stats)
-
-
-class Observers:
-    """What looks at every pass of a group; ``stats`` is what was counted, None where nothing is."""
-
-    def __init__(
-        self,
-        sequences: Sequences,
-        detail: Stats,
-        stream: Stream | None,
-        drafters: Sequence[Drafter],
-        watcher: Watcher | None,
-    ) -> None:
-        self.stats = None if detail == "none" else DecodingStats()
-        self._sequences, self._drafters = sequences, drafters
-        self._detailed = detail == "detailed"
-        self._stream, self._watcher = stream, watcher
-        self._numbers = count()  # of passes
-        self._waits = watcher is not None  # who watches is told of the prompt's pass before the stream
-        self._seen = [0] * sequences.batch  # tokens, before the pass seen last
-        self._uncounted: tuple[Step, list[list[int]]] | None = None  # the pass seen last, and what it wrote
-
-    def see(self, step: Step) -> None:
-        """Take in a pass, and tell of it whoever watches."""
-        before, self._seen = self._seen, self._sequences.lengths()
-        lines = zip(self._sequences.written, before, self._seen, strict=True)
-        written = [line[then:now] for line, then, now in lines]
-        self._uncounted, self._waits = (step, written), False
-        if self._watcher is not None:
-            self._watcher(record(next(self._numbers), self._drafters, step, written))
-
-    def catch_up(self) -> None:
-        """Do what no draft waits for: put tokens into the stream, and count the pass seen last."""
-        if self._stream is not None and not self._waits:
-            self._stream.flush()
-        seen, self._uncounted = self._uncounted, None
-        if seen is not None and self.stats is not None:
-            step, written = seen
-            self.stats.count(step, list(map(len, written)), first=not self.stats.steps, detailed=self._detailed)
-
-    def close(self) -> None:
-        self.catch_up()
-        if self._stream is not None:
-            self._stream.close()
 
 
 @dataclass(eq=False)

@@ -67,7 +67,7 @@ class Session:
         """Take in a pass, as far as the next one depends on it."""
         group, planner, sequences, first = self.group, self._planner, self.group.sequences, self._first
         self._first = False
-        group.observers.see(step)
+        group.see(step)
         if planner is not None and not first:
             noise = group.verifier.noise
             planner.observe(step if noise is None else noise.without(step))
@@ -81,7 +81,7 @@ class Session:
 
     def output(self) -> Any:
         """What ``generate`` returns of the call, which is written."""
-        output, stats, planner = self.group.output(self.model.store), self.group.observers.stats, self._planner
+        output, stats, planner = self.group.output(self.model.store), self.group.stats, self._planner
         if stats is not None:
             stats.fed_again = self.view.replayed
         if stats is not None and planner is not None:

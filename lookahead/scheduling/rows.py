@@ -86,7 +86,7 @@ class Row(CallGroup):
 
     def see(self, step: Step) -> None:
         """Take in a pass of all rows."""
-        self._tried(self.observers.see, replace(step, trees=self.trees, paths=self.paths))
+        self._tried(super().see, replace(step, trees=self.trees, paths=self.paths))
 
     def catch_up(self) -> None:
         self._tried(super().catch_up)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lookahead import Lookahead
 from lookahead.draft.context import RowContext
-from lookahead.draft.expensive_sources import ExpensiveSources, is_expensive, spent_ms
+from lookahead.draft.expensive_sources import ExpensiveSources, is_expensive
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.sources import RecyclingSource, SuccessorTable
 
@@ -112,8 +112,6 @@ def test_who_is_expensive() -> None:
     expensive, free = Dear(row), RecyclingSource(SuccessorTable())
     assert is_expensive(expensive)
     assert not is_expensive(free)
-    expensive.spent_ms = 2.5
-    assert spent_ms([expensive, free, expensive]) == 5.0
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 6.0), st.floats(0.1, 3.0)), max_size=60))

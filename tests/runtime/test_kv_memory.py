@@ -18,7 +18,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.draft.planner import Planner
-from lookahead.generation.group import Observers
+from lookahead.generation.group import CallGroup
 from lookahead.models.names import CACHE
 from lookahead.runtime.cache import buffers
 from lookahead.runtime.cache.buffers import Extent, LayerBuffer
@@ -192,7 +192,7 @@ def test_the_prompts_logits_are_plain_decodings_to_the_last_bit(name: str, batch
         assert torch.equal(ours.logits[0], plain.logits[0])
 
 
-KINDS = (TreeCache, LayerBuffer, TreeModel, LinearModel, TreeForward, Sequences, Verifier, Planner, Observers)
+KINDS = (TreeCache, LayerBuffer, TreeModel, LinearModel, TreeForward, Sequences, Verifier, Planner, CallGroup)
 
 
 @pytest.fixture
