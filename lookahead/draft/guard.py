@@ -6,7 +6,7 @@ from math import exp, log
 from jacobi import Step
 from lookahead.draft.latency import OUTLIER
 
-_SHARE = 0.01  # of the time, that drafts may lose
+SHARE = 0.01  # of the time, that drafts may lose, and trials
 _STAKE = 1.5  # plain passes that they may lose before they have won any
 _MOST = 16.0  # plain passes won that may be lost again
 _LEAST = -1.0  # plain passes: a pass that seems to lose more than leads here was held up
@@ -65,7 +65,7 @@ class Guard:
             else:
                 counted_ms = beside_ms + min(step.forward_ms, OUTLIER * usual_ms)
             won = advanced - counted_ms / curve[0]
-            self._balance = min(_MOST, max(_LEAST, self._balance + _SHARE + won))
+            self._balance = min(_MOST, max(_LEAST, self._balance + SHARE + won))
         return advanced * curve[0] > taken_ms
 
     def _advance(self, step: Step) -> float:

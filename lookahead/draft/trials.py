@@ -2,12 +2,12 @@
 
 from enum import Enum
 
+from lookahead.draft.guard import SHARE
 from lookahead.draft.latency import NODES
 from lookahead.draft.pass_costs import PassCosts
 
 _RESTS = ((16, 8), (4, 4))  # after so many plain passes, only every so many-th still asks and feeds the sources
 _LINEAR_RESTS = ((16, 32), (2, 8))  # the same where it is counted what would have been drafted rightly
-_SHARE = 0.01  # of the time, that trials may lose
 _PAPER_SHARE = 0.1  # of what drafts would have saved, the same where that is counted
 _WIDTHS = NODES[2:-1:2]  # 4 to 64 nodes: of passes that are tried, where none of the size was seen for a while
 _BETWEEN = 8  # passes from trial to trial
@@ -82,7 +82,7 @@ class Trials:
         """Take in a pass, in which sequences wrote so many tokens on average."""
         costs, times = self._costs, self._costs.times
         if costs.limits.repeated is None:
-            times.spare_ms += _SHARE * taken_ms
+            times.spare_ms += SHARE * taken_ms
         else:
             times.spare_ms += _PAPER_SHARE * (costs.limits.repeated - self._repeated) * costs.usual_ms
             self._repeated = costs.limits.repeated

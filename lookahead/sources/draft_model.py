@@ -1,6 +1,8 @@
 """A draft model or a head as a source: it says what may follow at all nodes that wait, in one pass a level."""
 
+from collections import deque
 from collections.abc import Sequence
+from statistics import median_low
 from time import perf_counter
 from typing import Protocol
 
@@ -24,9 +26,7 @@ DRAWN_PRIORS = (
     *(0.01, 0.02, 0.03, 0.05, 0.11, 0.22, 0.4, 0.61, 0.75, 0.85, 0.91, 0.97),
     *(0.01, 0.015, 0.025, 0.05, 0.1, 0.21, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
 )
-_FIRST_RUNS = 3  # of which the fastest counts, as of passes
-_OUTLIER = 2.0  # times the usual, as which a slower run counts
-_NEWEST = 0.1  # of a run in the estimate
+_RUNS = 9  # the last ones, of which the middle one counts
 
 
 class Passes(Protocol):
@@ -103,18 +103,14 @@ class DraftModelSource:
 
 
 class UsualTime:
-    """Milliseconds of a run: the fastest of the first three, then a mean in which outliers count less; 0 = none was."""
+    """Milliseconds of a run: the middle one of the last, the faster of two; 0 = none was."""
 
     def __init__(self) -> None:
         self.ms = 0.0
-        self._runs = 0
+        self._runs: deque[float] = deque(maxlen=_RUNS)
 
     def observe(self, ms: float) -> None:
         """Take in a run; one of no time was none."""
-        if ms <= 0.0:
-            return
-        self._runs += 1
-        if self._runs <= _FIRST_RUNS:
-            self.ms = ms if self._runs == 1 else min(ms, self.ms)
-        else:
-            self.ms += _NEWEST * (min(ms, _OUTLIER * self.ms) - self.ms)
+        if ms > 0.0:
+            self._runs.append(ms)
+            self.ms = median_low(self._runs)

@@ -153,9 +153,9 @@ def test_the_cost_follows_what_runs_take_but_not_their_outliers() -> None:
     expensive = ExpensiveSources()
     for ms in (30.0, 2.0, 2.2, 0.0):
         expensive.time.observe(ms)
-    assert expensive.time.ms == 2.0
+    assert expensive.time.ms == 2.2
     expensive.time.observe(500.0)
-    assert expensive.time.ms < 2.3
-    for _ in range(100):
+    assert expensive.time.ms == 2.2
+    for _ in range(9):
         expensive.time.observe(4.0)
-    assert expensive.time.ms == pytest.approx(4.0, rel=0.01)
+    assert expensive.time.ms == 4.0
