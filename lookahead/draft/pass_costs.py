@@ -125,7 +125,6 @@ class PassCosts:
         self.replayed = 0  # tokens that this pass replays
         self._width = 1  # of the last pass
         self._news = 0  # of the curve, when it was read
-        self._reads_ms = False  # it was in milliseconds then, and not in times of t(1)
         self._late_ms = self._late_tokens = self._late_passes = 0.0  # of passes, fading
         self._replays = Replays()
 
@@ -140,7 +139,7 @@ class PassCosts:
         return not self.curve or news or self._served >= _REFRESH or self.replayed != before
 
     def read(self) -> None:
-        self._served, self._news, self._reads_ms = 0, self.times.news, self.times.knows_single
+        self._served, self._news = 0, self.times.news
         sizes = [self.limits.bucket(count) for count in range(1, self._most + self.replayed + 1)]
         knots = self.times.curve(self._context, max(sizes))
         self.curve = [knots[size - 1] for size in sizes]
@@ -167,7 +166,7 @@ class PassCosts:
     @property
     def comparable(self) -> bool:
         """Whether the last pass took what passes of its size take, and it is known what one over a single node does."""
-        return self._reads_ms and self.limits.typical
+        return self.times.knows_single and self.limits.typical
 
     def is_stale(self, width: int) -> bool:
         """Whether no pass over about ``width`` nodes has told for long what it takes."""

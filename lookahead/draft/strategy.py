@@ -32,38 +32,37 @@ class DraftStrategy:
     def __post_init__(self) -> None:
         """Check what types tell of values: fields that are a ``Literal`` or a bool, or may be None."""
         for field in dataclasses.fields(self):
-            kinds = (field.type, *get_args(field.type))
-            if getattr(self, field.name) is None and NoneType in kinds:
+            kinds, value = (field.type, *get_args(field.type)), getattr(self, field.name)
+            if value is None and NoneType in kinds:
                 continue
             for kind in kinds:
                 if get_origin(kind) is Literal:
                     self._one_of(field.name, get_args(kind))
-                elif kind is bool:
-                    self._flag(field.name)
+                elif kind is bool and not isinstance(value, bool):
+                    self._refuse(field.name, "True or False")
         if self.seed is not None:
             self._whole("seed")
 
     def _one_of(self, field: str, allowed: tuple[str, ...]) -> None:
         value = getattr(self, field)
         if not isinstance(value, str) or value not in allowed:
-            _refuse(self, field, f"one of {', '.join(map(repr, allowed))}")
+            self._refuse(field, f"one of {', '.join(map(repr, allowed))}")
 
     def _whole(self, field: str, least: int | None = None) -> None:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, int):
-            _refuse(self, field, "a whole number", f" of type {type(value).__name__}")
+            self._refuse(field, "a whole number", f" of type {type(value).__name__}")
         if least is not None and value < least:
-            _refuse(self, field, f"at least {least}")
+            self._refuse(field, f"at least {least}")
 
     def _between(self, field: str, range_: str, fits: Callable[[float], bool]) -> None:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
-            _refuse(self, field, f"a number {range_}")
+            self._refuse(field, f"a number {range_}")
 
-    def _flag(self, field: str) -> None:
+    def _refuse(self, field: str, expected: str, more: str = "") -> NoReturn:
         value = getattr(self, field)
-        if not isinstance(value, bool):
-            _refuse(self, field, "True or False")
+        raise LookaheadError(f"{type(self).__name__}({field}=) must be {expected}: got {value!r}{more}.")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Itself: ``generate`` copies settings in every call, but weights of heads and draft models need no copies."""
@@ -147,8 +146,3 @@ class DraftStrategy:
     def drafts(self, call: CallContext) -> Drafts:
         """Make what one call needs."""
         return Drafts([self.drafter(row) for row in call.rows])
-
-
-def _refuse(strategy: DraftStrategy, field: str, expected: str, more: str = "") -> NoReturn:
-    value = getattr(strategy, field)
-    raise LookaheadError(f"{type(strategy).__name__}({field}=) must be {expected}: got {value!r}{more}.")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import nan
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from jacobi import LookaheadError, Path, Step, TokenTree
 
@@ -62,14 +62,6 @@ class Pass:
         return self.draft_ms + self.forward_ms + self.verify_ms + self.keep_ms
 
 
-@runtime_checkable
-class Telling(Protocol):
-    """A drafter that knows who proposed each node of the tree that it drafted last."""
-
-    def told(self, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
-        """Of every node: its source, and the chance that it is visited."""
-
-
 Watcher = Callable[[Pass], object]
 _watcher: ContextVar[Watcher | None] = ContextVar("lookahead_watcher", default=None)
 
@@ -116,7 +108,7 @@ def _row(drafter: Any, tree: TokenTree, path: Path, written: Sequence[int], *, f
     if not written:
         return RowPass()
     sources, chances = [""] * len(tree), [nan] * len(tree)
-    if not first and isinstance(drafter, Telling):
+    if not first and hasattr(drafter, "told"):  # it knows who proposed each node of its last tree
         told, known = drafter.told(tree)
         sources[: len(told)], chances[: len(known)] = told, known
     chances[0] = 1.0

@@ -60,21 +60,19 @@ class AutomaticStrategy(Strategy):
             self._check_automatic()
 
     def _check_automatic(self) -> None:
-        name = type(self).__name__
         for field in ("max_nodes",) if self.nodes is None else ("max_nodes", "nodes"):
             self._whole(field, 1)
-            if (count := getattr(self, field)) > _MOST_NODES:
-                raise LookaheadError(f"{name}({field}=) must be at most {_MOST_NODES}: got {count}.")
+            if getattr(self, field) > _MOST_NODES:
+                self._refuse(field, f"at most {_MOST_NODES}")
         if isinstance(self.tuning, dict):  # as to_dict wrote it
             object.__setattr__(self, "tuning", StepTimes.from_dict(self.tuning, frozen=True))
         if isinstance(self.tuning, str | Path):
             StepTimes.load(self.tuning)  # what cannot be read is told now
         elif not isinstance(self.tuning, StepTimes | None):
-            expected = "a StepTimes or the file of a saved one"
-            raise LookaheadError(f"{name}(tuning=) must be {expected}: got {self.tuning!r}.")
+            self._refuse("tuning", "a StepTimes or the file of a saved one")
         if self.memory is not None:
             if not isinstance(self.memory, str | Path):
-                raise LookaheadError(f"{name}(memory=) must be the file of a memory: got {self.memory!r:.80}.")
+                self._refuse("memory", "the file of a memory")
             if not isinstance(self.memory, MemoryFile):
                 Learned.load(Path(self.memory).expanduser())  # what cannot be read is told now
                 object.__setattr__(self, "memory", MemoryFile(self.memory))
@@ -85,13 +83,12 @@ class AutomaticStrategy(Strategy):
             return
         known = ", ".join(map(repr, self.known_sources))
         if not isinstance(given, tuple | list) or not given:
-            expected = f"a tuple of one or more of {known}, or functions that make a Source"
-            raise LookaheadError(f"{name}(sources=) must be {expected}: got {given!r}.")
+            self._refuse("sources", f"a tuple of one or more of {known}, or functions that make a Source")
         for source in given:
             if not callable(source) and not (isinstance(source, str) and source in self.known_sources):
                 raise LookaheadError(f"Unknown source {source!r}: expected {known}, or a function that makes a Source.")
         if len(set(given)) < len(given):
-            raise LookaheadError(f"{name}(sources=) names a source twice: got {given!r}.")
+            raise LookaheadError(f"{type(self).__name__}(sources=) names a source twice: got {given!r}.")
         object.__setattr__(self, "sources", tuple(given))
 
     def _refuse_automatic(self, got: str) -> None:

@@ -61,8 +61,7 @@ class Jacobi(Strategy):
             return
         given = self.initial_guess
         if not isinstance(given, list | tuple) or not given or not all(type(t) is int and t >= 0 for t in given):
-            expected = "'text', 'tail', 'pad' or a list of token ids"
-            raise LookaheadError(f"Jacobi(initial_guess=) must be {expected}: got {given!r}.")
+            self._refuse("initial_guess", "'text', 'tail', 'pad' or a list of token ids")
         object.__setattr__(self, "initial_guess", tuple(given))
 
     def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
