@@ -115,10 +115,8 @@ class PassCosts:
         self._anew = anew
         self._most = most
         self._first = max(2, 1 + _FIRST_NODES // batch)
-        # A batch has more to lose: t(1), by which drafts are judged, is known first, and trees grow more slowly, unless
-        # other kernels take over at two nodes: where these are slow, only wide trees pay for them.
+        # A batch has more to lose: t(1), by which drafts are judged, is known first.
         self._single_after = _SINGLE_AFTER if batch == 1 else (0, *_SINGLE_AFTER[1:])
-        self._stride = _STRIDE if batch == 1 or times.steps else 2
         self._context = 0
         self._served = 0  # passes since the curve was read
         self._since_single = 0  # passes since one had a single node
@@ -150,7 +148,7 @@ class PassCosts:
         paid = self.curve[self.replayed] - self.curve[0]
         self.trees = [cost - paid for cost in self.curve[self.replayed :]]
         self.cut = self._replays.cut(self.curve, self.replayed) if self.limits.replays else None
-        del self.trees[max(self._first, self._stride * self.times.largest) :]
+        del self.trees[max(self._first, _STRIDE * self.times.largest) :]
         self.least = least_slopes(self.trees)
 
     @property
