@@ -2,9 +2,13 @@
 Then Python does the same, more slowly; each function's twin says what it is for."""
 
 import logging
+import sys
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+import torch
 
 CURE = "`pip install -v --force-reinstall --no-deps --no-binary lookahead-decoding lookahead-decoding` shows why"
 
@@ -19,6 +23,17 @@ def _loaded() -> tuple[Any, str]:
 
 speedups, missing = _loaded()
 rows: Any = getattr(speedups, "rows", lambda *arrays: None)  # holds arrays for C, also while a test hides the rest
+
+
+@cache
+def operations() -> bool:
+    """Whether torch has taken the operations of C: then they are in ``torch.ops.lookahead``."""
+    folder = Path(torch.__file__).parent / "lib"
+    try:
+        speedups.operations(str(folder / ("libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so")))
+    except (AttributeError, RuntimeError):  # nothing is built in C; or torch takes none
+        return False
+    return True
 
 
 @cache

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers.marks import built
 from helpers.toy import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead import _native
+from lookahead.runtime import ordered_attention
 
 pytestmark = built
 MORE = int(os.environ.get("FUZZ", "1"))
@@ -126,13 +128,6 @@ def usual(rng: random.Random, name: str) -> list[Any]:
         warp = (0.7, rng.choice([0, 3]), rng.choice([1.0, 0.9]), rng.choice([0.0, 0.1]))
         how = rng.randrange(lines), rng.randrange(lines), warp, (1e-6, 1e-5, 5)
         return [logits, *rng.choice([(ids, best), (None, None)]), noise, how]
-    if name == "attend":
-        slots, channels = rng.choice([lines, 70]), rng.choice([1, 8, 24])
-        shapes = [(2 * lines, 4 * channels)] * 2 + [(4, slots * channels)] * 2
-        states = [numbers.integers(0, 1 << 14, shape).astype(np.int16) for shape in shapes]
-        mask = rng.choice([None, -numbers.integers(0, 2, (2 * lines, slots)).astype(np.int16)])
-        sequences = np.array([[0, slots - lines, slots - lines, 0, 1, 1]] * 2, np.int32)
-        return [*states, mask, sequences, (channels, 0.5, rng.choice([1, 2]))]
     arrays = [
         np.zeros((8, 16), np.uint32),
         np.zeros((8, 3), np.uint32),
@@ -186,7 +181,7 @@ def spoilt(rng: random.Random, given: Any, act: Callable[[], Any]) -> Any:
 
 
 @examples(250 * MORE)
-@given(st.integers(0, 1 << 40), st.sampled_from(["best_of", "exponential", "drawn", "attend", "rows", "put", "heard"]))
+@given(st.integers(0, 1 << 40), st.sampled_from(["best_of", "exponential", "drawn", "rows", "put", "heard"]))
 def test_wrong_arguments_end_by_an_exception(seed: int, name: str) -> None:
     rng = random.Random(seed)
     given = usual(rng, name)
@@ -312,3 +307,43 @@ def test_every_function_counts_its_arguments(name: str) -> None:
             getattr(_native.speedups, name)(*[object()] * count)
     with pytest.raises(TypeError):
         getattr(_native.speedups, name)(rows=3)
+
+
+@examples(250 * MORE)
+@given(st.integers(0, 1 << 40), st.sampled_from(["normed", "rotated", "attended"]))
+def test_operations_take_any_tensors(seed: int, name: str) -> None:
+    """Whatever they are given, they answer with a tensor: of the first one's shape, or of no size."""
+    assert ordered_attention.obstacle() is None
+    rng = random.Random(seed)
+    batch, heads, nodes, slots, channels = (rng.choice([1, 1, 2, 3, 9]) for _ in range(5))
+    sequences = torch.tensor([[0, slots, slots, *range(nodes)]] * batch, dtype=torch.int32)
+    keys = torch.randn(batch, 1, slots + nodes, channels)
+    states = torch.randn(batch, nodes, heads, channels).transpose(1, 2)
+    angles = torch.randn(batch, 1, nodes, channels)
+    tensors, numbers = {
+        "normed": ([torch.randn(nodes, channels), torch.randn(channels)], [1e-5, rng.choice([4, 8, 16, 0]), 1]),
+        "rotated": ([states, angles, angles], []),
+        "attended": ([states, keys, keys, torch.zeros(batch, 1, nodes, slots + nodes), sequences], [1.0]),
+    }[name]
+    given = [each.bfloat16() if each.is_floating_point() else each for each in tensors]
+    assert getattr(torch.ops.lookahead, name)(*given, *numbers).shape in (given[0].shape, (0,))
+    for _ in range(rng.choice([1, 1, 2])):
+        at = rng.randrange(len(given))
+        given[at] = rng.choice(
+            [
+                lambda one: one.to(
+                    rng.choice([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32])
+                ),
+                lambda one: one[..., ::2],
+                lambda one: one[: rng.randrange(2)],
+                lambda one: one.transpose(0, rng.randrange(one.ndim)) if one.ndim else one,
+                lambda one: one[None],
+                lambda one: one.expand(3, *one.shape),
+                lambda one: one.flatten(),
+                lambda one: one[..., : rng.randrange(3)],
+                lambda one: torch.cat([one, one], rng.randrange(one.ndim)) if one.ndim else one,
+                lambda one: torch.full_like(one, rng.choice([-1, 0, 1, 1 << 20])),
+            ]
+        )(given[at])
+    told = getattr(torch.ops.lookahead, name)(*given, *numbers)
+    assert told.shape in (given[0].shape, (0,))

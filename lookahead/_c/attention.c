@@ -17,7 +17,7 @@ enum { QUERIES, OUTPUT, K, V, MASK, SEQUENCES };
 enum { START, LENGTH, BASE, DEPTHS }; /* of a sequence: first slot, slots, first slot of its nodes, their depths */
 
 typedef struct {
-    Array arrays[6];
+    const Lines *arrays;
     Py_ssize_t nodes, group, channels, padded, slots; /* padded: channels, up to whole vectors */
     Py_ssize_t key_heads, tiles, next, count;         /* of a sequence, of a key head; untaken and all tiles */
     float scale;
@@ -93,12 +93,13 @@ add_values(const Tile *tile, Py_ssize_t count, Py_ssize_t padded)
 static Py_ssize_t
 read_keys(const Attention *of, const Tile *tile, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t count)
 {
-    const Array *mask = of->arrays + MASK;
+    const Lines *mask = of->arrays + MASK;
     float any = 0.0f, seen[LANES];
     for (int row = 0; row < LANES; row++) {
         int hidden = 0, again = row && tile->nodes[row] == tile->nodes[row - 1];
-        for (Py_ssize_t slot = start; mask->data != NULL && !again && slot < stop; slot++)
-            hidden |= ((const int16_t *)line_of(mask, tile->nodes[row]))[slot] < 0;
+        const int16_t *shown = mask->length && !again ? place_of(mask, tile->nodes[row]) : NULL;
+        for (Py_ssize_t slot = start; shown != NULL && slot < stop; slot++)
+            hidden |= shown[slot] < 0;
         any += seen[row] = again ? seen[row - 1] : !hidden;
     }
     if (any < LANES && stop - start > 1) {
@@ -109,8 +110,8 @@ read_keys(const Attention *of, const Tile *tile, Py_ssize_t start, Py_ssize_t st
     for (Py_ssize_t slot = start; any > 0.0f && slot < stop; slot++, count++) {
         Py_ssize_t from = slot * of->channels, to = count * of->padded;
         memcpy(tile->seen + count, seen, sizeof(seen));
-        widen((uint16_t *)line_of(of->arrays + K, tile->line) + from, tile->keys + to, of->channels);
-        widen((uint16_t *)line_of(of->arrays + V, tile->line) + from, tile->values + to, of->channels);
+        widen((uint16_t *)place_of(of->arrays + K, tile->line) + from, tile->keys + to, of->channels);
+        widen((uint16_t *)place_of(of->arrays + V, tile->line) + from, tile->values + to, of->channels);
     }
     return count;
 }
@@ -122,7 +123,7 @@ attend_tile(const Attention *of, Tile *tile, Py_ssize_t number)
 {
     Py_ssize_t first = number % of->tiles * LANES, all = of->nodes * of->group, size = of->channels;
     Py_ssize_t sequence = number / of->tiles / of->key_heads, fresh = of->slots - of->nodes;
-    const int32_t *place = line_of(of->arrays + SEQUENCES, sequence);
+    const int32_t *place = place_of(of->arrays + SEQUENCES, sequence);
     Py_ssize_t text = place[START] - place[BASE] + fresh, length = place[LENGTH] - place[START]; /* where it begins */
     tile->line = number / of->tiles;
     tile->rows = Py_MIN(LANES, all - first);
@@ -133,7 +134,7 @@ attend_tile(const Attention *of, Tile *tile, Py_ssize_t number)
         Py_ssize_t each = Py_MIN(first + row, all - 1);
         tile->nodes[row] = sequence * of->nodes + each / of->group;
         tile->heads[row] = tile->line % of->key_heads * of->group + each % of->group;
-        widen((uint16_t *)line_of(of->arrays + QUERIES, tile->nodes[row]) + tile->heads[row] * size, tile->keys, size);
+        widen((uint16_t *)place_of(of->arrays + QUERIES, tile->nodes[row]) + tile->heads[row] * size, tile->keys, size);
         for (Py_ssize_t at = 0; at < size; at++)
             tile->queries[at][row] = tile->keys[at];
     }
@@ -148,11 +149,9 @@ attend_tile(const Attention *of, Tile *tile, Py_ssize_t number)
         add_values(tile, count, of->padded);
     }
     for (Py_ssize_t row = 0; row < tile->rows; row++) {
-        uint16_t *into = (uint16_t *)line_of(of->arrays + OUTPUT, tile->nodes[row]) + tile->heads[row] * size;
-        for (Py_ssize_t at = 0; at < size; at++) {
-            union { float value; uint32_t bits; } one = {tile->sums[row * of->padded + at] / tile->whole[row]};
-            into[at] = (uint16_t)((one.bits + 0x7fff + ((one.bits >> 16) & 1)) >> 16);
-        }
+        uint16_t *into = (uint16_t *)place_of(of->arrays + OUTPUT, tile->nodes[row]) + tile->heads[row] * size;
+        for (Py_ssize_t at = 0; at < size; at++)
+            into[at] = narrowed(tile->sums[row * of->padded + at] / tile->whole[row]);
     }
 }
 
@@ -177,7 +176,7 @@ attend_tiles(void *given)
 static int
 is_sound(Attention *of, Py_ssize_t size)
 {
-    const Array *each = of->arrays;
+    const Lines *each = of->arrays;
     Py_ssize_t batch = each[SEQUENCES].lines, rows = each[QUERIES].lines, lines = each[K].lines;
     if (batch < 1 || size < 1 || rows < batch || lines < batch)
         return 0;
@@ -192,51 +191,34 @@ is_sound(Attention *of, Py_ssize_t size)
     int sound = of->group > 0 && rows == batch * of->nodes && lines == batch * of->key_heads &&
                 each[QUERIES].length == of->group * of->key_heads * size && each[K].length == of->slots * size &&
                 of->slots >= of->nodes && each[SEQUENCES].length == DEPTHS + of->nodes &&
-                (each[MASK].data == NULL || (each[MASK].lines == rows && each[MASK].length == of->slots));
+                (!each[MASK].length || (each[MASK].lines == rows && each[MASK].length == of->slots));
     for (int at = OUTPUT; at <= V; at += 2)
         sound &= each[at].lines == each[at - 1].lines && each[at].length == each[at - 1].length;
     for (Py_ssize_t at = 0; sound && at < batch * of->nodes; at++) {
-        const int32_t *place = line_of(each + SEQUENCES, at / of->nodes), depth = place[DEPTHS + at % of->nodes];
+        const int32_t *place = place_of(each + SEQUENCES, at / of->nodes), depth = place[DEPTHS + at % of->nodes];
         sound = 0 <= place[START] && place[START] <= place[LENGTH] && place[LENGTH] <= place[BASE] &&
                 place[BASE] >= of->slots - of->nodes && 0 <= depth && depth < of->nodes;
     }
     return sound;
 }
 
-/* attend(queries, output, keys, values, mask, sequences, (channels, scale, threads)): attention in bfloat16 of nodes
- * [batch * node, head * channel] over slots [batch * key head, slot * channel], of which the last are the nodes' own. A
- * mask [batch * node, slot] is below 0 where a slot is hidden, or None. `sequences` are int32 [batch, 3 + node]. */
-PyObject *
-attend(PyObject *module, PyObject *args)
+int
+attend(const Lines *arrays, Py_ssize_t channels, float scale, unsigned threads)
 {
-    Attention of = {.arrays = {{"queries", "hH", 2, 2}, {"output", "hH", 2, 2, WRITTEN}, {"keys", "hH", 2, 2},
-                               {"values", "hH", 2, 2}, {"mask", "hH", 2, 2, OPTIONAL}, {"sequences", INT32, 2}}};
+    Attention of = {.arrays = arrays, .scale = scale};
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
-    Array *each = of.arrays;
-    Py_ssize_t channels;
-    unsigned threads;
-    if (!PyArg_ParseTuple(args, "O&O&O&O&O&O&(nfI):attend", open_array, each, open_array, each + 1, open_array,
-                          each + 2, open_array, each + 3, open_array, each + 4, open_array, each + 5, &channels,
-                          &of.scale, &threads) || share_memory(each, 6))
-        return NULL;
-    if (is_sound(&of, channels)) {
+    if (!is_sound(&of, channels))
+        return 1;
 #ifdef __gnu_linux__ /* torch's own threads, where its library is found: others would wait beside them */
-        *(void **)&parallel = threads > 1 && of.count > 1 ? dlsym(RTLD_DEFAULT, "GOMP_parallel") : NULL;
+    *(void **)&parallel = threads > 1 && of.count > 1 ? dlsym(RTLD_DEFAULT, "GOMP_parallel") : NULL;
 #endif
-        Py_BEGIN_ALLOW_THREADS;
-        if (parallel != NULL)
-            parallel(attend_tiles, &of, (unsigned)Py_MIN((Py_ssize_t)threads, of.count), 0);
-        else
-            attend_tiles(&of);
-        Py_END_ALLOW_THREADS;
-    } else
-        PyErr_SetString(PyExc_ValueError, "expected slots, masks and places of the same sequences and nodes");
-    if (of.failed)
-        PyErr_NoMemory();
-    close_arrays(of.arrays, 6);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    if (parallel != NULL)
+        parallel(attend_tiles, &of, (unsigned)Py_MIN((Py_ssize_t)threads, of.count), 0);
+    else
+        attend_tiles(&of);
+    return -of.failed;
 }
 #else
-PyObject *
-attend(PyObject *module, PyObject *args) { return NULL; }
+int
+attend(const Lines *arrays, Py_ssize_t channels, float scale, unsigned threads) { return 1; }
 #endif

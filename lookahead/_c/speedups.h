@@ -70,7 +70,21 @@ void find_best(const float *line, Py_ssize_t vocab, Best *best);
 void chances_of(const float *logits, float best, float scale, float *chances, Py_ssize_t count);
 double sum_of_chances(const float *logits, Py_ssize_t vocab, float best, float scale);
 
-/* bfloat16 as float32. */
+/* bfloat16 as float32, and back, to the nearest. */
+static inline float
+widened(uint16_t number)
+{
+    union { uint32_t bits; float value; } one = {(uint32_t)number << 16};
+    return one.value;
+}
+
+static inline uint16_t
+narrowed(float number)
+{
+    union { float value; uint32_t bits; } one = {number};
+    return (uint16_t)((one.bits + 0x7fff + ((one.bits >> 16) & 1)) >> 16);
+}
+
 void widen(const uint16_t *line, float *wide, Py_ssize_t count);
 
 typedef struct { /* what happens to logits before a draw, as lookahead.sources.perturbed.Draw.warp says it */
@@ -81,11 +95,29 @@ typedef struct { /* what happens to logits before a draw, as lookahead.sources.p
 /* For O& of PyArg_ParseTuple: temperature, top_k, top_p and min_p. */
 int read_warp(PyObject *given, void *warp);
 
+typedef struct { /* lines of numbers, `inner` of them in each outer one; bytes from one to the next */
+    char *data;
+    Py_ssize_t lines, length, inner, stride, outer;
+} Lines;
+
+static inline void *
+place_of(const Lines *of, Py_ssize_t line)
+{
+    return of->data + line / of->inner * of->outer + line % of->inner * of->stride;
+}
+
+/* Attention in bfloat16, in so many threads, of nodes [batch * node, head * channel] over slots [batch * key head, slot *
+ * channel], of which the last are the nodes' own: queries; output, like them; keys; values; a mask [batch * node, slot],
+ * below 0 where a slot is hidden, or none of no length; sequences, int32 [batch, 3 + node]. 1 and no output if they do
+ * not fit together, -1 without memory. */
+int attend(const Lines *arrays, Py_ssize_t channels, float scale, unsigned threads);
+
 /* Append an item and give its reference away; -1 and an error if it is NULL. */
 int append(PyObject *list, PyObject *item);
 
 #define FUNCTION(name) PyObject *name(PyObject *module, PyObject *args);
-#define EACH(kind) kind(grow) kind(rows) kind(put) kind(heard) kind(best_of) kind(exponential) kind(drawn) kind(attend)
+#define EACH(kind) kind(grow) kind(rows) kind(put) kind(heard) kind(best_of) kind(exponential) kind(drawn) \
+    kind(operations)
 EACH(FUNCTION)
 
 #endif

@@ -8,14 +8,12 @@ before children. Hidden ones add exactly nothing::
     the text so far a b c, a tree d(e, f(g))      slots  a b c d e f g      g adds  a b c d . f g
     the same once d, f and g are kept             slots  a b c d f g        g adds  a b c d f g
 
-The kernel is `_c/attention.c`. As an operation of torch's it can be traced. Where plain decoding's own numbers are
-wanted, its kernel computes the nodes that have `turns`.
+The kernel is `_c/attention.c`, an operation of torch's. Where plain decoding's own numbers are wanted, its kernel
+computes the nodes that have `turns`.
 """
 
-import os
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +23,11 @@ from lookahead.runtime.registry import During
 from lookahead.runtime.turns import Turns, attend_in_turn
 
 _LIBRARY = torch.library.Library("lookahead", "DEF")
+# Their kernels are in `_c/operations.c`; the first three are traces' own.
+_LIBRARY.define("normed(Tensor rows, Tensor weight, float epsilon, int lanes, int less) -> Tensor")
+_LIBRARY.define("rotated(Tensor states, Tensor cosines, Tensor sines) -> Tensor")
+_STATES = "Tensor query, Tensor key, Tensor value"
+_LIBRARY.define(f"attended({_STATES}, Tensor mask, Tensor sequences, float scale) -> Tensor")
 _LIBRARY.define("attend(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor sequences, float scale) -> Tensor")
 
 
@@ -58,9 +61,9 @@ def left_out(model: nn.Module) -> str | None:
 
 def obstacle() -> str | None:
     """Why there is no such attention on this machine; None = there is."""
-    if os.name == "nt":
-        return "its kernel is for compilers with vectors of their own"
-    return None if _native.speedups is not None else f"the C part is missing ({_native.missing})"
+    if _native.speedups is None:
+        return f"the C part is missing ({_native.missing})"
+    return None if _native.operations() else "torch takes no operations in C here"
 
 
 def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
@@ -93,22 +96,19 @@ def attend(
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sequences: Tensor, scale: float) -> Tensor:
     batch, heads, nodes, channels = query.shape
-    rows = query.transpose(1, 2).reshape(batch * nodes, heads * channels)
-    output, turns = torch.zeros_like(rows), _thread.turns
-    if turns is None or not all(turn.whole for turn in turns):
-        shown = None if mask is None else _array(mask.reshape(batch * nodes, -1))
-        keys, values = (_array(states.flatten(2).flatten(0, 1)) for states in (key, value))
-        places, settings = sequences.numpy(), (channels, scale, torch.get_num_threads())
-        _native.speedups.attend(_array(rows), _array(output), keys, values, shown, places, settings)
-    output = output.view(batch, nodes, heads, channels)
+    turns = _thread.turns
+    if turns is not None and all(turn.whole for turn in turns):
+        output = query.new_zeros(batch, nodes, heads, channels)
+    else:
+        side_by_side = query.transpose(1, 2).contiguous().transpose(1, 2)
+        shown = query.new_empty(1, 1, 1, 0) if mask is None else mask
+        output = torch.ops.lookahead.attended(side_by_side, key, value, shown, sequences, scale)
+        if output.shape != query.shape:
+            raise ValueError("expected slots, masks and places of the same sequences and nodes")
+        output = output.transpose(1, 2)
     if turns is not None:
         attend_in_turn(query, key, value, turns, scale, output)
     return output
 
 
 _LIBRARY.impl("attend", _attend, "CPU")
-
-
-def _array(tensor: Tensor) -> Any:
-    """What C reads of a tensor in bfloat16, which NumPy does not know."""
-    return tensor.detach().view(torch.int16).numpy()

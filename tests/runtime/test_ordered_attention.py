@@ -1,13 +1,9 @@
 """Attention in the order of the text: right, and the same bits wherever a text lies and whatever is beside it."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
+from helpers.ordered import LOWEST, Pass, passes
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -16,59 +12,6 @@ from lookahead.runtime.ordered_attention import attend, in_turn, obstacle, serve
 from lookahead.runtime.turns import Turns, steps_of
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
-LOWEST = torch.finfo(torch.bfloat16).min
-
-
-class Pass:
-    """A pass over one tree a sequence: states of all slots, what is hidden, and where each sequence lies."""
-
-    def __init__(
-        self, trees: list[TokenTree], lengths: list[int], pads: list[int], heads: tuple[int, int, int]
-    ) -> None:
-        many, key_heads, channels = heads
-        self.trees, self.lengths, self.pads, self.heads = trees, lengths, pads, heads
-        self.base, self.width = max(lengths), max(map(len, trees))
-        slots = self.base + self.width
-        self.query = torch.randn(len(trees), many, self.width, channels).bfloat16()
-        self.key, self.value = (torch.randn(len(trees), key_heads, slots, channels).bfloat16() for _ in range(2))
-        self.mask = torch.full((len(trees), 1, self.width, slots), LOWEST, dtype=torch.bfloat16)
-        self.sequences = torch.zeros(len(trees), 3 + self.width, dtype=torch.int32)
-        for row, (tree, length, pad) in enumerate(zip(trees, lengths, pads, strict=True)):
-            self.sequences[row, :3] = torch.tensor([pad, length, self.base])
-            self.sequences[row, 3 : 3 + len(tree)] = torch.tensor(tree.depths)
-            self.mask[row, :, :, pad:length] = 0
-            for node in range(self.width):
-                self.mask[row, 0, node, self.base + node] = 0
-                for above in self.path(row, node) if node < len(tree) else []:
-                    self.mask[row, 0, node, self.base + above] = 0
-
-    def path(self, row: int, node: int) -> list[int]:
-        found = [node]
-        while (parent := self.trees[row].parents[found[-1]]) >= 0:
-            found.append(parent)
-        return found[::-1]
-
-    def ours(self) -> Tensor:
-        return attend(self.query, self.key, self.value, self.mask, self.sequences, None)
-
-    def text(self, row: int, node: int, states: Tensor) -> Tensor:
-        """The states of a node's text alone, ``[1, head, slot, channel]``."""
-        pad, length = self.pads[row], self.lengths[row]
-        nodes = [self.base + above for above in self.path(row, node)]
-        return torch.cat([states[row : row + 1, :, pad:length], states[row : row + 1][:, :, nodes]], 2)
-
-
-@st.composite
-def passes(draw: Callable[..., Any]) -> Pass:
-    torch.manual_seed(draw(st.integers(0, 1000)))
-    trees, lengths, pads = [], [], []
-    for _ in range(draw(st.integers(1, 3))):
-        parents = [-1] + [draw(st.integers(0, node - 1)) for node in range(1, draw(st.integers(1, 12)))]
-        trees.append(TokenTree.from_parents(list(range(len(parents))), parents))
-        pads.append(draw(st.integers(0, 3)))
-        lengths.append(pads[-1] + draw(st.integers(1, 140)))
-    groups, key_heads = draw(st.sampled_from([(1, 1), (1, 3), (3, 3), (7, 2), (16, 1)]))
-    return Pass(trees, lengths, pads, (groups * key_heads, key_heads, draw(st.sampled_from([8, 24, 64]))))
 
 
 @settings(max_examples=60, deadline=None)

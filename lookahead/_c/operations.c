@@ -1,0 +1,274 @@
+/* Operations of torch's own, so that a traced pass gets there without Python, through the interface that torch keeps
+ * stable for C (torch/csrc/inductor/aoti_torch/c/shim.h). A kernel owns the tensors that it is given. What it cannot read
+ * it answers with a tensor of no size: whoever puts it in a trace compares what the trace says. */
+#include "speedups.h"
+#ifndef _WIN32
+#include <dlfcn.h>
+
+#define BESIDE 4   /* vectors that torch adds side by side, */
+#define LEVELS 4   /* in so many levels, */
+#define SMALLEST 4 /* each of two to this power, at least, of the one below */
+#define MOST 65536 /* numbers of a line */
+
+typedef uint64_t Value; /* of a kernel's stack */
+typedef void *Handle;
+typedef void Kernel(Value *stack, uint64_t inputs, uint64_t outputs);
+
+#define NEEDED(each)                                                                              \
+    each(aoti_torch_get_data_ptr, (Handle, void **)) each(aoti_torch_get_dim, (Handle, int64_t *)) \
+    each(aoti_torch_get_sizes, (Handle, int64_t **)) each(aoti_torch_get_strides, (Handle, int64_t **)) \
+    each(aoti_torch_get_dtype, (Handle, int32_t *)) each(aoti_torch_get_numel, (Handle, int64_t *)) \
+    each(aoti_torch_clone, (Handle, Handle *)) each(aoti_torch_delete_tensor_object, (Handle)) \
+    each(aoti_torch_empty_strided, (int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *)) \
+    each(aoti_torch_dtype_float32, (void)) each(aoti_torch_dtype_bfloat16, (void)) each(aoti_torch_dtype_int32, (void)) \
+    each(aoti_torch_library_init_impl, (const char *, const char *, const char *, uint32_t, void **)) \
+    each(aoti_torch_library_impl, (void *, const char *, Kernel *))
+#define DECLARED(name, arguments) static int32_t(*name) arguments;
+#define FOUND(name, arguments) {#name, &name},
+NEEDED(DECLARED)
+
+static const struct {
+    const char *name;
+    void *place;
+} needed[] = {NEEDED(FOUND)};
+
+typedef struct {
+    Handle handle;
+    int64_t axes, *sizes, *strides, count, last; /* numbers in all, and of the last axis, which lie side by side */
+    int is_wide;                                 /* of four bytes, else of two */
+    char *data;
+} View;
+
+/* A tensor of so many axes, 0 = any, and of float32 or bfloat16 or, if `whole`, of int32. */
+static int
+view(Value given, View *of, int64_t axes, int whole)
+{
+    Handle from = of->handle = (Handle)given;
+    int32_t dtype;
+    int failed = aoti_torch_get_dim(from, &of->axes) | aoti_torch_get_sizes(from, &of->sizes) |
+                 aoti_torch_get_strides(from, &of->strides) | aoti_torch_get_numel(from, &of->count) |
+                 aoti_torch_get_dtype(from, &dtype) | aoti_torch_get_data_ptr(from, (void **)&of->data);
+    of->is_wide = dtype == (whole ? aoti_torch_dtype_int32() : aoti_torch_dtype_float32());
+    if (failed || of->axes < 1 || (axes && of->axes != axes) || !(of->is_wide || dtype == aoti_torch_dtype_bfloat16()))
+        return 0;
+    of->last = of->sizes[of->axes - 1];
+    return (of->last < 2 || of->strides[of->axes - 1] == 1) && of->is_wide >= whole;
+}
+
+/* Give inputs back, and put the output on the stack: `made`, or if it is none a tensor of no size. */
+static void
+answer(Value *stack, int inputs, Handle made)
+{
+    int64_t size = 0, stride = 1;
+    for (int at = 0; at < inputs; at++)
+        aoti_torch_delete_tensor_object((Handle)stack[at]);
+    if (made == NULL)
+        aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_float32(), 0, 0, &made);
+    stack[0] = (Value)made;
+}
+
+static inline float
+number_at(const char *from, int64_t at, int is_wide)
+{
+    return is_wide ? ((const float *)from)[at] : widened(((const uint16_t *)from)[at]);
+}
+
+/* What a number is once its tensor holds it. */
+static inline float
+held(float value, int is_wide)
+{
+    return is_wide ? value : widened(narrowed(value));
+}
+
+static inline void
+put_number(char *to, int64_t at, float value, int is_wide)
+{
+    if (is_wide)
+        ((float *)to)[at] = value;
+    else
+        ((uint16_t *)to)[at] = narrowed(value);
+}
+
+/* A line's sum in the order of torch's kernel: vectors of so many lanes, some side by side, in a cascade of levels. */
+static inline __attribute__((always_inline)) float
+sum_in(const float *line, int64_t size, const int lanes)
+{
+    float sums[LEVELS][BESIDE * 16] = {{0}}, *all = sums[0], total = 0.0f;
+    const int wide = BESIDE * lanes;
+    int64_t count = size / wide, at = 0, power = 0;
+    while ((int64_t)1 << power < count)
+        power++;
+    power = Py_MAX(SMALLEST, power / LEVELS);
+    while (at < count) {
+        for (int64_t stop = Py_MIN(count, at + ((int64_t)1 << power)); at < stop; at++)
+            for (int lane = 0; lane < wide; lane++)
+                all[lane] += line[at * wide + lane];
+        for (int level = 1; level < LEVELS && at % ((int64_t)1 << level * power) == 0; level++)
+            for (int lane = 0; lane < wide; lane++) {
+                sums[level][lane] += sums[level - 1][lane];
+                sums[level - 1][lane] = 0.0f;
+            }
+    }
+    for (int level = 1; level < LEVELS; level++)
+        for (int lane = 0; lane < wide; lane++)
+            all[lane] += sums[level][lane];
+    for (at = count * wide; at + lanes <= size; at += lanes)
+        for (int lane = 0; lane < lanes; lane++)
+            all[lane] += line[at + lane];
+    for (int lane = lanes; lane < wide; lane++)
+        all[lane % lanes] += all[lane];
+    for (; at < size; at++)
+        total += line[at];
+    for (int lane = 0; lane < lanes; lane++)
+        total += all[lane];
+    return total;
+}
+
+WIDE static void
+norm_line(char *line, const char *weight, int64_t size, float epsilon, int64_t lanes, int64_t less, float *room, int is_wide)
+{
+    float *squares = room + size;
+    for (int64_t at = 0; at < size; at++) {
+        room[at] = number_at(line, at, is_wide);
+        squares[at] = room[at] * room[at];
+    }
+    float sum = lanes == 4 ? sum_in(squares, size, 4) : lanes == 8 ? sum_in(squares, size, 8) : sum_in(squares, size, 16);
+    float scale = 1.0f / sqrtf(sum / (float)size + epsilon);
+    for (int64_t at = 0; at < size; at++) {
+        float factor = number_at(weight, at, is_wide), scaled = room[at] * scale;
+        put_number(line, at, less ? scaled * (1.0f + factor) : factor * held(scaled, is_wide), is_wide);
+    }
+}
+
+/* normed(rows, weight, epsilon, lanes, less): rows, all side by side, over the root of the mean of their squares, times
+ * the weight, which may be kept less 1. */
+static void
+normed(Value *stack, uint64_t inputs, uint64_t outputs)
+{
+    View rows, weight, made;
+    Handle copy = NULL;
+    double epsilon;
+    float *room = NULL;
+    memcpy(&epsilon, stack + 2, sizeof(epsilon));
+    int sound = view(stack[0], &rows, 0, 0) & view(stack[1], &weight, 1, 0);
+    int64_t step = 1;
+    for (int64_t axis = sound ? rows.axes : 0; axis-- > 0; step *= rows.sizes[axis])
+        sound &= rows.sizes[axis] == 1 || rows.strides[axis] == step;
+    if (sound && rows.is_wide == weight.is_wide && weight.last == rows.last && rows.last && rows.last <= MOST)
+        room = malloc(2 * rows.last * sizeof(float));
+    if (room != NULL && !aoti_torch_clone(rows.handle, &copy) && view((Value)copy, &made, 0, 0))
+        for (int64_t at = 0; at < rows.count; at += rows.last)
+            norm_line(made.data + at * (rows.is_wide ? 4 : 2), weight.data, rows.last, (float)epsilon, (int64_t)stack[3],
+                      (int64_t)stack[4], room, rows.is_wide);
+    free(room);
+    answer(stack, 2, copy);
+}
+
+WIDE static void
+rotate_line(const char *line, const char *cosines, const char *sines, char *restrict into, int64_t half, int is_wide)
+{
+    for (int64_t at = 0; at < half; at++) {
+        float left = number_at(line, at, is_wide), right = number_at(line, at + half, is_wide);
+        float part = held(left * number_at(cosines, at, is_wide), is_wide);
+        put_number(into, at, part + held(-right * number_at(sines, at, is_wide), is_wide), is_wide);
+        part = held(right * number_at(cosines, at + half, is_wide), is_wide);
+        put_number(into, at + half, part + held(left * number_at(sines, at + half, is_wide), is_wide), is_wide);
+    }
+}
+
+/* Where the line of a sequence, head and node begins; of axes that have one place it is everybody's. */
+static inline char *
+line_in(const View *of, int64_t sequence, int64_t head, int64_t node)
+{
+    int64_t at = of->sizes[0] > 1 ? sequence * of->strides[0] : 0;
+    at += (of->sizes[1] > 1 ? head * of->strides[1] : 0) + (of->sizes[2] > 1 ? node * of->strides[2] : 0);
+    return of->data + at * (of->is_wide ? 4 : 2);
+}
+
+/* rotated(states, cosines, sines): rotary positions of states [batch, head, node, channel]; angles [batch or 1, 1, node,
+ * channel]. */
+static void
+rotated(Value *stack, uint64_t inputs, uint64_t outputs)
+{
+    View each[3], made;
+    Handle copy = NULL;
+    int sound = view(stack[0], each, 4, 0) & view(stack[1], each + 1, 4, 0) & view(stack[2], each + 2, 4, 0);
+    for (int at = 1; sound && at < 3; at++)
+        sound = each[at].is_wide == each->is_wide && each[at].last == each->last && each->last % 2 == 0 &&
+                each[at].sizes[1] == 1 && each[at].sizes[2] == each->sizes[2] &&
+                (each[at].sizes[0] == 1 || each[at].sizes[0] == each->sizes[0]);
+    if (sound && !aoti_torch_clone(each->handle, &copy) && view((Value)copy, &made, 4, 0))
+        for (int64_t row = 0; row < each->sizes[0]; row++)
+            for (int64_t node = 0; node < each->sizes[2]; node++)
+                for (int64_t head = 0; head < each->sizes[1]; head++)
+                    rotate_line(line_in(each, row, head, node), line_in(each + 1, row, 0, node),
+                                line_in(each + 2, row, 0, node), line_in(&made, row, head, node), each->last / 2,
+                                each->is_wide);
+    answer(stack, 3, copy);
+}
+
+/* Lines of attention's: one for each place on an axis of each sequence, with the numbers of all other axes from `first`
+ * on; 0 if those do not lie side by side. */
+static int
+lines_of(const View *of, int axis, int first, Lines *lines)
+{
+    int64_t size = 1, bytes = of->is_wide ? 4 : 2;
+    for (int at = (int)of->axes; at-- > first; size *= at == axis ? 1 : of->sizes[at])
+        if (at != axis && of->sizes[at] != 1 && of->strides[at] != size)
+            return 0;
+    *lines = (Lines){of->data, of->sizes[0] * of->sizes[axis], size, Py_MAX(1, of->sizes[axis]), of->strides[axis] * bytes,
+                     of->strides[0] * bytes};
+    return 1;
+}
+
+/* attended(queries, keys, values, mask, sequences, scale): attention of queries [batch, head, node, channel] whose heads
+ * lie side by side; the others are as lookahead.runtime.ordered_attention says, the mask of no size if there is none. */
+static void
+attended(Value *stack, uint64_t inputs, uint64_t outputs)
+{
+    View each[5], made;
+    Lines arrays[6];
+    Handle copy = NULL;
+    double scale;
+    int (*threads)(void), sound = 1;
+    memcpy(&scale, stack + 5, sizeof(scale));
+    for (int at = 0; at < 5; at++)
+        sound &= view(stack[at], each + at, at == 4 ? 2 : 4, at == 4) && each[at].is_wide == (at == 4);
+    if (sound && each[4].sizes[0] == each->sizes[0] && !aoti_torch_clone(each->handle, &copy)) {
+        *(void **)&threads = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
+        arrays[5] = (Lines){each[4].data, each[4].sizes[0], each[4].last, 1, 0, 4 * each[4].strides[0]};
+        sound = view((Value)copy, &made, 4, 0) && lines_of(each, 2, 1, arrays) && lines_of(&made, 2, 1, arrays + 1) &&
+                lines_of(each + 1, 1, 2, arrays + 2) && lines_of(each + 2, 1, 2, arrays + 3) &&
+                lines_of(each + 3, 2, 1, arrays + 4) &&
+                !attend(arrays, each->last, (float)scale, threads == NULL ? 1 : (unsigned)threads());
+        if (!sound)
+            aoti_torch_delete_tensor_object(copy);
+    }
+    answer(stack, 5, sound ? copy : NULL);
+}
+
+/* operations(library): give torch, whose library that is, the kernels of its operations; once. */
+PyObject *
+operations(PyObject *module, PyObject *args)
+{
+    static void *kernels;
+    const char *path;
+    if (!PyArg_ParseTuple(args, "s:operations", &path))
+        return NULL;
+    void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    for (size_t at = 0; library != NULL && at < sizeof(needed) / sizeof(*needed); at++)
+        if ((*(void **)needed[at].place = dlsym(library, needed[at].name)) == NULL)
+            library = NULL;
+    if (kernels != NULL ||
+        (library != NULL && !aoti_torch_library_init_impl("lookahead", "CPU", __FILE__, __LINE__, &kernels) &&
+         !aoti_torch_library_impl(kernels, "normed", normed) && !aoti_torch_library_impl(kernels, "rotated", rotated) &&
+         !aoti_torch_library_impl(kernels, "attended", attended)))
+        return Py_NewRef(Py_None);
+#else
+PyObject *
+operations(PyObject *module, PyObject *args)
+{
+#endif
+    PyErr_SetString(PyExc_RuntimeError, "torch takes no operations in C");
+    return NULL;
+}
