@@ -3,7 +3,7 @@ tensors hold is not traced, and a trace is compared, to the last bit, with the m
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -12,12 +12,14 @@ from transformers import PreTrainedModel
 
 from jacobi import Path, TokenTree, Wants
 from lookahead.models.early_exit import twin_of
+from lookahead.models.hidden_states import Outputs
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import attention_as, in_order, tree_forward
 from lookahead.runtime.forward import TreeForward, masks_given
 from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.session import bare_model
+from lookahead.runtime.tracing.fusing import fused
 from lookahead.runtime.tracing.replay import Kind, Trace, flat, played, same, weights_of
 
 _PROMPT = 6  # tokens that a trace is made after
@@ -52,17 +54,32 @@ def record(model: PreTrainedModel, kind: Kind, taps: Sequence[str], packed: Pack
             forward.call(**inputs, **masks_given(masks))
         if reads.found:
             raise ValueError(reads.told)
-        function = _traced(forward, inputs, forward.masks(trees[0]), weights, kind)
+        graph = _traced(forward, inputs, forward.masks(trees[0]), weights, kind)
+        turns = packed is not None and packed.limits is not None and packed.limits.turns > 0
+        # torch.jit.trace would keep graphs in a unit that is never freed.
+        functions = [
+            torch._C.CompilationUnit().create_function("traced", each) for each in (*fused(graph, turns), graph)
+        ]
         for tree in trees:
             inputs, _ = forward.inputs(tree)
             filled = forward.masks(tree)
             with in_order(forward.sequences):
                 expected = forward.call(**inputs, **masks_given(filled if kind.masked else None))
-            if not same(played(function, flat(forward, inputs, filled), list(weights.values())), expected):
-                raise ValueError("a traced pass says something else than the model's own")
+            tensors = flat(forward, inputs, filled)
+            functions = [each for each in functions if _says(each, tensors, list(weights.values()), expected)]
             nodes = sorted({0, len(tree[0]) - 1})
             view.keep([Path(nodes, [0] * len(nodes))] * batch)
-    return Trace(function, view.context, len(trees[0][0]))
+    if not functions:
+        raise ValueError("a traced pass says something else than the model's own")
+    return Trace(functions[0], view.context, len(trees[0][0]))
+
+
+def _says(
+    function: Callable[..., Any], tensors: Sequence[Tensor], weights: Sequence[Tensor], expected: Outputs
+) -> bool:
+    with suppress(RuntimeError):
+        return same(played(function, tensors, weights), expected)
+    return False
 
 
 def _traced(
@@ -71,7 +88,7 @@ def _traced(
     masks: Any,
     weights: dict[int, Tensor],
     kind: Kind,
-) -> Callable[..., Any]:
+) -> Any:
     names = tuple(masks) if isinstance(masks, dict) else None
     count = 1 if names is None else len(names)
     tensors = flat(forward, inputs, masks)
@@ -103,5 +120,4 @@ def _traced(
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         elif any(word in message for word in _FROZEN):
             raise ValueError(f"its Python reads tensors ({message.split('.')[0]})")
-    # torch.jit.trace would keep the graph in a unit that is never freed.
-    return torch._C.CompilationUnit().create_function("traced", graph)
+    return graph
