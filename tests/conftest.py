@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.cli import save_tiny_model
 from helpers.models import letters_tokenizer, prompts, tiny_model
 from transformers import PreTrainedTokenizerFast
@@ -25,6 +26,7 @@ from lookahead.generation import session
 from lookahead.runtime import packing
 from lookahead.runtime.cuda_graphs import buffers
 from lookahead.runtime.open import open_tree
+from lookahead.runtime.tracing import schedule
 from lookahead.runtime.tree import TreeModel
 from lookahead.training.recipe import Recipe
 
@@ -61,6 +63,13 @@ def passes_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_LEAST_SHARE", 0.0)
 
 
+@pytest.fixture
+def traced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass is enough for a trace."""
+    monkeypatch.setattr(schedule, "_COST", 0.0)
+    monkeypatch.setattr(schedule, "_COMPARED", 0.0)
+
+
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     """Whatever a test does, the next one starts with an untouched transformers."""
@@ -82,6 +91,13 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def augmented() -> None:
     """``generate`` knows ``use_lookahead`` during the test."""
     lookahead.augment_all()
+
+
+@pytest.fixture
+def no_grad() -> Iterator[None]:
+    """No gradients are kept during the test."""
+    with torch.no_grad():
+        yield
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import types
 from typing import Any
 
 import pytest
+from helpers.refusals import refuses
 
 from jacobi import LookaheadError
 from lookahead._files import check_free, lock, whole_folder, write_text
@@ -72,10 +73,8 @@ def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(
 def test_files_and_nested_folders_are_never_replaced(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "outer" / "inner").mkdir(parents=True)
-    with pytest.raises(LookaheadError, match="file is a file: expected a folder"):
-        check_free(tmp_path / "file", replace=True)
-    with pytest.raises(LookaheadError, match="outer holds folders, and only files are replaced"):
-        check_free(tmp_path / "outer", replace=True)
+    refuses("file is a file: expected a folder", check_free, tmp_path / "file", replace=True)
+    refuses("outer holds folders, and only files are replaced", check_free, tmp_path / "outer", replace=True)
     assert names(tmp_path) == ["file", "outer", "outer/inner"]
 
 
@@ -93,6 +92,8 @@ def test_a_file_is_written_and_replaced(tmp_path: pathlib.Path) -> None:
         write_text(tmp_path / "a.json", text)
         assert (tmp_path / "a.json").read_text(encoding="utf-8") == text
     assert names(tmp_path) == ["a.json"]
+    with pytest.raises(FileNotFoundError):
+        write_text(tmp_path / "none" / "a.json", "x")
 
 
 def test_a_file_that_cannot_be_replaced_stays(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,11 +131,6 @@ def test_whoever_writes_at_once_a_reader_sees_a_whole_file(kind: str, tmp_path: 
         assert kind == "threads" or writer.exitcode == 0
     assert seen <= {f"{number}" * 20_000 for number in (1, 2, 3)}
     assert names(tmp_path) == ["a.json"]
-
-
-def test_a_file_in_a_missing_folder_is_an_error(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        write_text(tmp_path / "none" / "a.json", "x")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither")

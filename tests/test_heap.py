@@ -57,6 +57,7 @@ def test_what_a_long_call_frees_goes_back_to_the_system(monkeypatch: pytest.Monk
 
 
 def test_what_many_short_calls_leave_goes_back_once_the_process_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so does what is released."""
     trimmed: list[int] = []
     resident = 10_000
     monkeypatch.setattr(heap, "_trim", lambda: trimmed.append)
@@ -65,11 +66,7 @@ def test_what_many_short_calls_leave_goes_back_once_the_process_has_grown(monkey
     for resident, times in ((10_100, 0), (10_300, 1), (10_400, 1), (10_600, 2)):  # noqa: B007
         heap.hand_back(0)
         assert len(trimmed) == times
-
-
-def test_what_is_released_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    trimmed: list[int] = []
-    monkeypatch.setattr(heap, "_trim", lambda: trimmed.append)
+    trimmed.clear()
     release(fresh_model("llama"))
     assert trimmed == [0]
 

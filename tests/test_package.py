@@ -1,18 +1,24 @@
-"""The package's face: names are imported when they are used, and are what they were."""
+"""The package's face: names are imported when they are used; folders that hold no model are named."""
 
 import ast
 import copy
+import json
 import pickle
 import re
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from helpers.models import tiny_model
+from helpers.refusals import refuses
 
 import jacobi
 import lookahead
+from lookahead import bundled, load_model, loading
 
 HOME = Path(lookahead.__file__)
 
@@ -51,12 +57,9 @@ def test_a_name_is_its_homes(name: str) -> None:
     assert vars(lookahead)[name] is value, "looked up once"
 
 
-def test_documented_modules_are_attributes() -> None:
+def test_documented_modules_are_attributes_and_nothing_else_is_listed() -> None:
     for name in lookahead._MODULES:
         assert getattr(lookahead, name) is import_module(f"lookahead.{name}")
-
-
-def test_only_documented_names_are_listed() -> None:
     import_module("lookahead.cli")  # which becomes an attribute, too
     assert dir(lookahead) == sorted({*lookahead.__all__, *lookahead._MODULES})
     assert not {"Any", "import_module", "TYPE_CHECKING", "cli"} & set(dir(lookahead))
@@ -101,3 +104,28 @@ def test_the_version_has_its_place_in_the_changelog() -> None:
     assert titles[0] == "[Unreleased]" and re.fullmatch(rf"\[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d", titles[1])
     for name in ("Unreleased", version):
         assert f"\n[{name}]: https://" in changes
+
+
+def test_folders_without_a_model(tmp_path: Any) -> None:
+    """Nothing there, no config, no weights, broken weights."""
+    refuses("nowhere", load_model, tmp_path / "nowhere")
+    refuses(r"holds no config\.json", load_model, tmp_path)
+    config = tiny_model("llama").config.to_dict() | {"dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+    refuses(r"holds no weights: expected .*safetensors", load_model, tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not a checkpoint")
+    refuses("could not be loaded", load_model, tmp_path)
+    refuses("is not a folder", load_model, tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("has_accelerate", [True, False])
+def test_weights_go_straight_to_a_device(has_accelerate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers needs accelerate for that; without it they are read to the CPU, and moved."""
+    model, given = MagicMock(), {}
+    monkeypatch.setattr(loading, "is_accelerate_available", lambda: has_accelerate)
+    monkeypatch.setattr(
+        loading.AutoModelForCausalLM, "from_pretrained", lambda source, **kwargs: given.update(kwargs) or model
+    )
+    loading.load_weights(bundled.BUNDLED, "auto", "cuda:1")
+    assert given == {"dtype": "auto"} | ({"device_map": {"": "cuda:1"}} if has_accelerate else {})
+    assert [call.args for call in model.to.call_args_list] == ([] if has_accelerate else [("cuda:1",)])

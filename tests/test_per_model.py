@@ -5,9 +5,10 @@ import weakref
 from functools import partial
 
 import pytest
+from helpers.refusals import refuses
 from helpers.threads import together
 
-from lookahead import LookaheadError, release
+from lookahead import release
 from lookahead._per_model import PerModel
 
 
@@ -27,16 +28,7 @@ def test_what_is_taken_is_gone_until_it_is_put_back() -> None:
     assert lists.of(model) == [2]
 
 
-def test_clear() -> None:
-    lists, others = PerModel(list), PerModel(list)
-    model = Model()
-    lists.of(model).append(1)
-    others.of(model).append(2)
-    lists.clear()
-    assert lists.of(model) == [] and others.of(model) == [2]
-
-
-def test_release() -> None:
+def test_release_and_clear() -> None:
     """Of one model all kinds of things go, or of every model; and it may be one of which nothing is kept."""
     lists, others = PerModel(list), PerModel(list)
     model, second = Model(), Model()
@@ -49,6 +41,11 @@ def test_release() -> None:
     release()
     assert lists.of(second) == others.of(second) == []
     release(Model())
+    model = Model()
+    lists.of(model).append(1)
+    others.of(model).append(2)
+    lists.clear()
+    assert lists.of(model) == [] and others.of(model) == [2]
 
 
 def test_nothing_outlives_its_model() -> None:
@@ -79,5 +76,4 @@ def test_threads_see_one_thing() -> None:
 
 @pytest.mark.parametrize("thing", ["x", 3])
 def test_what_can_be_no_model_is_refused(thing: object) -> None:
-    with pytest.raises(LookaheadError, match=rf"release\(\) takes a model, .*: got a {type(thing).__name__}"):
-        release(thing)
+    refuses(rf"release\(\) takes a model, .*: got a {type(thing).__name__}", release, thing)

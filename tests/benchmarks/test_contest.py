@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic, and contests on a few tokens; nothing here looks at a clock."""
+"""The benchmarks' own arithmetic, contests on a few tokens, and rivals in processes of their own; no clock counts."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 import typer
+from helpers.chat_model import save_chat_model, save_gguf
 from helpers.cli import invoked
 from helpers.models import tiny_model
 
-from benchmarks import contest, harness, options, race, report, theory
+from benchmarks import contest, harness, options, race, report, rivals, theory
+from benchmarks.rivals_worker import LLAMA
 from lookahead import Lookahead
+
+pytestmark = pytest.mark.usefixtures("augmented")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,7 @@ def test_loops(tokens: list[int], expected: bool) -> None:
     assert harness.loops(tokens) is expected
 
 
-def test_bootstrap() -> None:
+def test_medians_and_their_intervals() -> None:
     """With n values the median of a draw is at most the smallest of five with probability 0.058, more than 0.025."""
     interval = harness.bootstrap
     assert interval([1.5] * 7) == (1.5, 1.5)
@@ -42,9 +46,6 @@ def test_bootstrap() -> None:
     assert abs(low - 41) <= 2
     assert abs(high - 61) <= 2
     assert interval(range(9), seed=3) == interval(range(9), seed=3)
-
-
-def test_a_time_is_the_fastest_of_few_and_the_median_of_many() -> None:
     assert harness.typical([3.0, 1.0, 2.0]) == 1.0
     assert harness.typical([9.0, 1.0, 2.0, 3.0, 4.0]) == 3.0
 
@@ -63,7 +64,6 @@ def test_methods_are_made_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
         contest.methods(["auto"], "cpu")
 
 
-@pytest.mark.usefixtures("augmented")
 def test_methods_that_remember_learn_apart(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two alike the second drafts no better than the first: it has not seen what the first wrote."""
     for name in ("auto", "untraced"):
@@ -113,7 +113,6 @@ def test_a_batch_that_is_larger_than_its_set_repeats_prompts(loaded: tuple[Any, 
     assert ids[10:].tolist() == ids[:6].tolist()
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize(("mode", "batch"), [("greedy", 1), ("t0.8", 2)])
 def test_contest(loaded: tuple[Any, Any], mode: str, batch: int) -> None:
     model, tokenizer = loaded
@@ -135,7 +134,6 @@ def test_contest(loaded: tuple[Any, Any], mode: str, batch: int) -> None:
     json.dumps(rows)
 
 
-@pytest.mark.usefixtures("augmented")
 def test_race_command(loaded: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the command line to JSON to a report."""
     monkeypatch.setattr(theory, "_LARGE_BYTES", {"cpu": 1 << 16})
@@ -195,3 +193,30 @@ def test_prompts_of_ones_own(loaded: tuple[Any, Any], tmp_path: Path) -> None:
         file.write_text(f"{json.dumps(rows[0])}\n{bad}\n")
         with pytest.raises(typer.BadParameter, match="line 2: expected a JSON object with a prompt or turns"):
             harness.texts_of(str(file))
+
+
+def test_figures() -> None:
+    answers = [
+        {"tokens": [1, 2, 3], "first_s": 1.0, "last_s": 2.0, "memory_mb": 5},
+        {"tokens": [1, 2, 3], "first_s": 0.5, "last_s": 1.0, "memory_mb": 7},
+    ]
+    row = rivals.figures(answers)
+    assert (row["tokens_per_s_median"], row["whole_per_s_median"]) == (3.0, 2.25)
+    assert (row["first_token_ms"], row["memory_mb"]) == (750.0, 7)
+
+
+@pytest.mark.slow
+def test_all_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the command line to JSON, and what is missing is named."""
+    monkeypatch.setattr(rivals, "find_spec", lambda name: None)
+    folder = save_chat_model(tmp_path / "model")
+    file = save_gguf(folder, tmp_path / "model.gguf")
+    given = ("--model", folder, "--gguf", file, "--out", tmp_path / "rivals.json")
+    options = "--precisions bfloat16 --prompts 1 --new-tokens 6 --modes greedy"
+    done = invoked(rivals.main, *given, *options.split())
+    assert done.exit_code == 0, done.output
+    document = json.loads((tmp_path / "rivals.json").read_text())
+    rows = {row["way"]: row for row in document["rows"]}
+    assert all(row["tokens_per_s_median"] > 0 and len(row["texts"]) == 1 for row in rows.values())
+    assert list(rows) == ["bfloat16 plain", "bfloat16 lookahead"]
+    assert [each["way"] for each in document["skipped"]] == list(LLAMA)

@@ -13,13 +13,9 @@ from lookahead.cli import batch as command
 from lookahead.serve.batches import Line, Outcome
 
 
-def test_a_killed_run_goes_on(tmp_path: Path) -> None:
-    killed_and_resumed(tmp_path, 6, 1)
-
-
-@pytest.mark.slow
-def test_500_requests_killed_twice(tmp_path: Path) -> None:
-    killed_and_resumed(tmp_path, 500, 2)
+@pytest.mark.parametrize(("requests", "kills"), [(6, 1), pytest.param(500, 2, marks=pytest.mark.slow)])
+def test_a_killed_run_goes_on(tmp_path: Path, requests: int, kills: int) -> None:
+    killed_and_resumed(tmp_path, requests, kills)
 
 
 @pytest.mark.usefixtures("augmented")

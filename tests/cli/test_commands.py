@@ -1,14 +1,16 @@
-"""Commands are imported when they are run: neither their list nor what is wrong with arguments needs one of them."""
+"""The command line as a whole: help, version, one line for bad input, and commands imported only when they are run."""
 
 import inspect
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from helpers.cli import RUN
+import torch
+from helpers.cli import PROMPT, RUN, refused
 
 import lookahead
 from lookahead.cli import COMMANDS, load_command
@@ -35,10 +37,11 @@ def test_help_lists_every_command_and_loads_none(args: list[str]) -> None:
     assert "loaded []" in told
 
 
-def test_the_version_loads_nothing_either() -> None:
+def test_the_version_names_what_decides_about_a_text_and_loads_nothing() -> None:
     told = fresh(RUN.format(commands=[["--version"]]))
-    assert told.startswith(f"lookahead {lookahead.__version__}, transformers ")
-    assert told.endswith("status 0\nloaded []\n")
+    assert told.startswith(f"lookahead {lookahead.__version__}, transformers 5.")
+    version = r"lookahead \S+, transformers 5\.\S+, torch \S+, python 3\.\S+\n"
+    assert re.fullmatch(version + r"status 0\nloaded \[\]\n", told)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -75,6 +78,8 @@ WRONG = {
     "generate --prompt x --window-size 0": "--window-size",
     "generate --prompt x --top-p 0.5": "--top-p needs --sample",
     "generate --prompt x --ngram-size 1": "--ngram-size 1 is plain decoding",
+    "generate --prompt x --quantize int8 --device cuda": "--quantize is for a CPU: got --device cuda",
+    "generate --prompt x --quantize int8 --dtype float32": "--quantize takes weights in bfloat16: got --dtype float32",
     "conjure": "No such command 'conjure'",
     "chat --model /nowhere": "--model /nowhere does not exist",
     "chat --draft /nowhere": "--draft /nowhere does not exist",
@@ -103,6 +108,13 @@ WRONG = {
     "convert --kind eagle /nowhere /target": "SOURCE /nowhere does not exist",
     "convert --kind mtp /nowhere /target": "--kind mtp: expected one of medusa, eagle, redrafter",
     "train --kind medusa --output heads --data /nowhere": "The data /nowhere does not exist",
+    "train --kind medusa --output heads --data setup.py --eval-data setup.py --hold-out 3": "both say what to evaluate",
+    "train --kind medusa --output heads --model lookahead/assets/tiny-coder": "--data is missing: expected what",
+    "train --kind medusa --output heads --data x --quantize int8": "--quantize is not for training",
+    "train --kind medusa --output heads --unroll 2": "--unroll belongs to --kind eagle or redrafter: got medusa",
+    "train --kind mtp --output head": "--kind mtp: expected one of medusa, eagle, redrafter",
+    "train --kind redrafter --output head --heads 2": "--heads belongs to --kind medusa: got redrafter",
+    "train --kind eagle --output head --targets model": "--targets belongs to --kind redrafter: got eagle",
     "train --kind eagle --output head --layers 0": "num_layers=0",
     "train --kind eagle --output head --feature-layers 1,x": "--feature-layers 1,x: expected numbers",
 }
@@ -114,3 +126,34 @@ def test_what_is_wrong_is_told_without_torch() -> None:
     assert ran.stdout == "status 2\nloaded []\n" * len(WRONG), ran.stdout + ran.stderr
     for (args, told), said in zip(WRONG.items(), ran.stderr.split("ended\n"), strict=False):
         assert told in " ".join(said.replace("│", " ").split()), args
+
+
+def test_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """``python -m lookahead`` where there is no script on the path."""
+    monkeypatch.setattr(sys, "argv", ["lookahead", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("lookahead", run_name="__main__")
+    assert ended.value.code == 0
+    assert torch.__version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["demo", "generate", "verify"])
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        ("gone", "does not exist: expected a folder with config.json and weights"),
+        ("config.json", "holds no config.json"),
+        ("model.safetensors", "holds no weights"),
+        ("cut", "could not be loaded"),
+    ],
+)
+def test_a_broken_model_folder_is_one_line(folder: Path, tmp_path: Path, command: str, harm: str, message: str) -> None:
+    broken = tmp_path / "broken"
+    if harm != "gone":
+        broken.mkdir()
+        for file in folder.iterdir():
+            if file.name != harm:
+                (broken / file.name).write_bytes(file.read_bytes())
+    if harm == "cut":
+        (broken / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:500])
+    refused(message, command, "--model", broken, *(["--prompt", PROMPT] if command != "demo" else []))

@@ -96,26 +96,16 @@ def test_generate_refuses_in_one_line(folder: Path, args: tuple[Any, ...], messa
     refused(message, "generate", "--model", folder, *args)
 
 
-def test_stdin_must_be_text(folder: Path) -> None:
+def test_a_prompt_must_be_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On stdin, which may be closed, or as an argument: Python hands half of a surrogate pair over for such a byte."""
     ran = run("generate", "--model", folder, stdin=b"\xff\xfe")
-    assert ran.status == 2
-    assert "The prompt on stdin is not text" in ran.err
-
-
-def test_a_byte_that_is_no_text_is_refused(folder: Path) -> None:
-    """Python hands one over as half of a surrogate pair."""
+    assert ran.status == 2 and "The prompt on stdin is not text" in ran.err
     ran = run("generate", "--model", folder, "--prompt", "x\udcff")
     assert (ran.status, ran.out) == (2, "")
     assert ran.err.splitlines()[-1].startswith("Error: The prompt is not text")
-
-
-def test_a_closed_stdin_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "sys", SimpleNamespace(stdin=None))
-    ran = run("generate", "--model", folder)
-    assert (ran.status, ran.err) == (
-        2,
-        "Error: There is no prompt: stdin is closed. Give --prompt TEXT, or text on stdin.\n",
-    )
+    message = "There is no prompt: stdin is closed. Give --prompt TEXT, or text on stdin.\n"
+    refused(message, "generate", "--model", folder)
 
 
 def test_a_full_device_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,16 +40,3 @@ def test_support_tells_of_the_quantised_model(half: Path, tmp_path: Path) -> Non
     load_model(half)[0].config.save_pretrained(tmp_path)
     ran = run("support", "--model", tmp_path, "--quantize", "int8")
     assert (ran.status, ran.out) == (2, "") and "--quantize needs weights" in ran.err
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (("generate", "--device", "cuda"), "--quantize is for a CPU: got --device cuda"),
-        (("generate", "--dtype", "float32"), "--quantize takes weights in bfloat16: got --dtype float32"),
-        (("train", "--kind", "medusa", "--output", "heads", "--data", "x"), "--quantize is not for training"),
-    ],
-)
-def test_what_is_refused_before_anything_is_loaded(given: tuple[str, ...], message: str, half: Path) -> None:
-    ran = run(*given, "--model", half, "--quantize", "int8")
-    assert (ran.status, ran.out) == (2, "") and message in ran.err

@@ -4,11 +4,11 @@ import math
 
 import pytest
 from helpers.drafting import SLOTS, TableSource
+from helpers.refusals import refuses
 from helpers.toy import examples, seeded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jacobi import LookaheadError
 from lookahead.draft.acceptance import Acceptance
 from lookahead.sources.checked import CheckedSource
 
@@ -29,16 +29,17 @@ def source(*priors: float, name: str = "one") -> TableSource:
 
 @pytest.mark.parametrize("prior", [0.0, 1.0, -0.1, 1.5, float("nan")])
 def test_priors_are_shares(prior: float) -> None:
-    with pytest.raises(LookaheadError, match="Source 'odd' has the prior"):
-        CheckedSource(source(0.5, prior, name="odd"), 99)
+    refuses("Source 'odd' has the prior", CheckedSource, source(0.5, prior, name="odd"), 99)
 
 
-def test_weights_start_from_priors() -> None:
+def test_weights_start_from_priors_and_calibration_from_trust() -> None:
     acceptance = Acceptance([source(0.2, 0.6), source(0.4, name="two")])
     assert acceptance.offsets == [0, 2 * SLOTS]
     assert len(acceptance.weights) == 3 * SLOTS
     for kind, prior in enumerate((0.2, 0.6, 0.4)):
         assert lone(acceptance, kind * SLOTS) == pytest.approx(prior)
+    assert Acceptance([source(0.5)]).calibration == 1.0
+    assert Acceptance([source(0.5)], 0.25).calibration == 0.25
 
 
 @examples(60)
@@ -110,11 +111,6 @@ def test_weights_stay_finite() -> None:
         count(acceptance, {2: [SLOTS]}, 9)
     assert all(map(math.isfinite, acceptance.weights))
     assert 0.0 <= lone(acceptance, SLOTS) < lone(acceptance, 0) <= 1.0
-
-
-def test_calibration_starts_from_trust() -> None:
-    assert Acceptance([source(0.5)]).calibration == 1.0
-    assert Acceptance([source(0.5)], 0.25).calibration == 0.25
 
 
 @examples(60)

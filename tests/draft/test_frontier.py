@@ -7,11 +7,12 @@ import pytest
 from helpers.automatic import FLAT, Oracle, drafted
 from helpers.drafting import TableSource
 from helpers.models import counting_model, tiny_model
+from helpers.refusals import refuses
 from helpers.toy import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jacobi import LookaheadError, Path, Successors, TokenTree
+from jacobi import Path, Successors, TokenTree
 from lookahead import Lookahead
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.best_first import BestFirstTree
@@ -206,8 +207,7 @@ class TestChecked:
             def expand(self, states: Sequence[Any]) -> list[list[tuple[int, int]]]:
                 return [[] for _ in states]
 
-        with pytest.raises(LookaheadError, match="Half is no source of candidates: it has no rollback"):
-            CheckedSource(Half("half", {}), 50)
+        refuses("Half is no source of candidates: it has no rollback", CheckedSource, Half("half", {}), 50)
 
     @pytest.mark.parametrize(
         ("expanded", "message"),
@@ -223,8 +223,7 @@ class TestChecked:
         ],
     )
     def test_what_it_expands_to(self, expanded: Any, message: str) -> None:
-        with pytest.raises(LookaheadError, match=message):
-            self.checked(expanded).expand([(), (1,)])
+        refuses(message, self.checked(expanded).expand, [(), (1,)])
 
     def test_probabilities_are_passed_on(self) -> None:
         assert self.checked([[(1, 0, 0.25)]]).expand([()]) == [[(1, 0, 0.25)]]

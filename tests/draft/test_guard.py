@@ -32,13 +32,9 @@ def fails_until_it_rests(guard: Guard) -> int:
     return passes
 
 
-def test_drafts_that_fail_have_a_stake_to_lose() -> None:
-    assert 3 <= fails_until_it_rests(begun()) <= 6
-
-
 def test_later_they_lose_a_hundredth_of_the_time() -> None:
     guard = begun()
-    fails_until_it_rests(guard)
+    assert 3 <= fails_until_it_rests(guard) <= 6, "a stake to lose"
     failed = 0
     for _ in range(3000):
         failed += not guard.rests
@@ -48,11 +44,18 @@ def test_later_they_lose_a_hundredth_of_the_time() -> None:
 
 
 def test_drafts_that_pay_go_on() -> None:
+    """They have to promise much until they have won."""
     guard = begun()
     for _ in range(200):
         seen(guard, [2])
         assert not guard.rests
     assert guard.wins
+    guard = begun()
+    promised = guard.least_gain
+    for _ in range(3):
+        seen(guard, [2])
+    assert promised == 1.5
+    assert guard.least_gain == 1.0
 
 
 def test_no_text_makes_them_lose_more_than_they_have_won() -> None:
@@ -87,14 +90,12 @@ def test_being_held_up_is_soon_forgotten() -> None:
     assert passes <= 120
 
 
-def test_passes_that_tell_nothing_do_not_count() -> None:
+def test_what_is_no_verdict() -> None:
+    """Passes that tell nothing, and one that was slow."""
     guard = begun()
     for _ in range(50):
         seen(guard, [1], ms=14.0, counts=False)
     assert not guard.rests
-
-
-def test_one_slow_pass_is_no_verdict() -> None:
     guard = begun()
     seen(guard, [2], ms=500.0)
     assert not guard.rests

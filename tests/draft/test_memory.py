@@ -10,7 +10,7 @@ import pytest
 from helpers.automatic import FLAT, NAMES, STEEP, USUAL, Oracle, drafted, memory_of, nodes_of
 from helpers.models import VOCAB, fresh_model, prompts, run
 
-from lookahead import Lookahead, _per_model
+from lookahead import Lookahead, _per_model, tuning
 from lookahead.draft import memory
 from lookahead.draft.context import RowContext
 from lookahead.draft.latency import StepTimes
@@ -20,18 +20,18 @@ pytestmark = pytest.mark.usefixtures("augmented")
 
 
 @pytest.mark.parametrize(("batch", "sample"), [(1, True), (3, False)])
-@pytest.mark.parametrize("tuning", [FLAT, USUAL, STEEP], ids=["flat", "usual", "steep"])
-def test_a_seed_and_a_curve_repeat_the_passes(batch: int, sample: bool, tuning: StepTimes) -> None:
+@pytest.mark.parametrize("curve", [FLAT, USUAL, STEEP], ids=["flat", "usual", "steep"])
+def test_a_seed_and_a_curve_repeat_the_passes(batch: int, sample: bool, curve: StepTimes) -> None:
     """In a process that has decoded other things in between."""
-    model, strategy = fresh_model("llama"), Lookahead(seed=5, tuning=tuning, sources=NAMES, stats="detailed")
-    before = tuning.to_dict()
+    model, strategy = fresh_model("llama"), Lookahead(seed=5, tuning=curve, sources=NAMES, stats="detailed")
+    before = curve.to_dict()
     first = drafted(model, strategy, batch, do_sample=sample)
     drafted(model, Lookahead(), batch)
     second = drafted(model, strategy, batch, do_sample=sample)
     assert nodes_of(first) == nodes_of(second)
     assert [record["tokens"] for record in first.passes] == [record["tokens"] for record in second.passes]
     assert first.sources == second.sources
-    assert tuning.to_dict() == before, "the caller's curve stays as it is"
+    assert curve.to_dict() == before, "the caller's curve stays as it is"
 
 
 def rows_of(model: Any) -> int:
@@ -78,27 +78,20 @@ def test_ways_of_choosing_have_estimates_of_their_own_and_not_too_many() -> None
 
 
 def test_memory_goes_with_its_model() -> None:
-    model = fresh_model("llama")
-    drafted(model, Lookahead())
-    drafted(model, Lookahead(tuning=FLAT), 3, do_sample=True)
-    known, gone = len(_per_model._registry), weakref.ref(model)
-    del model
-    gc.collect()
-    assert gone() is None
-    assert len(_per_model._registry) < known
-
-
-def test_memory_goes_with_its_model_whatever_a_source_holds() -> None:
+    """Whatever a source holds."""
     model = fresh_model("llama")
 
     def source(row: RowContext, held: Any = model) -> Oracle:
         return Oracle(row)
 
+    drafted(model, Lookahead())
+    drafted(model, Lookahead(tuning=FLAT), 3, do_sample=True)
     drafted(model, Lookahead(sources=(source,)))
-    gone = weakref.ref(model)
+    known, gone = len(_per_model._registry), weakref.ref(model)
     del model, source
     gc.collect()
     assert gone() is None
+    assert len(_per_model._registry) < known
 
 
 def test_the_models_copy_has_no_memory_of_it() -> None:
@@ -144,11 +137,8 @@ def test_step_times_are_learnt_and_shared() -> None:
     assert len(memory_of(model).times) == 2
 
 
-def test_a_saved_curve_is_used(tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_curve_is_used(tmp_path: FilePath, curves: FilePath) -> None:
     """From the cache folder, and from a file."""
-    from lookahead import tuning
-
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
     model = fresh_model("llama")
     STEEP.save(tuning.cache_file(describe(model)))
     assert drafted(model, Lookahead(), max_new_tokens=12).drafted == 0

@@ -99,10 +99,6 @@ def test_a_size_that_was_slow_once_is_tried_again() -> None:
     assert times.ms(8, 64) < 1.5
 
 
-def test_a_frozen_curve_is_not_tried() -> None:
-    assert tried(curve(0.01).as_frozen(), 0.01) == ([], 0.0)
-
-
 def test_trials_do_not_follow_each_other() -> None:
     times: Any = StepTimes()
     times.spare_ms = 1000.0

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.models import fresh_model, prompts, run
 from helpers.packing import AT_ONCE
+from helpers.refusals import refuses
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, TokenTree
@@ -152,13 +153,10 @@ def test_what_cannot_be_kept_is_refused_before_any_pass(monkeypatch: pytest.Monk
     with pytest.raises(LookaheadError, match="positions turn 8 channels"):
         written(fresh_model("qwen3").to(torch.bfloat16), prompts(1), Lookahead(repeatable=True))
     experts = fresh_model("mixtral").to(torch.bfloat16)
-    with pytest.raises(LookaheadError, match="is multiplied by code of its own"):
-        written(experts, prompts(1), Lookahead(repeatable=True))
+    refuses("is multiplied by code of its own", written, experts, prompts(1), Lookahead(repeatable=True))
     monkeypatch.setattr(bits, "rows_of_all", lambda model: None)
-    with pytest.raises(LookaheadError, match="linear layers give other outputs"):
-        written(model, prompts(1), Lookahead(repeatable=True))
-    with pytest.raises(LookaheadError, match=r"repeatable=\) must be True or False: got 'yes'"):
-        Lookahead(repeatable="yes")
+    refuses("linear layers give other outputs", written, model, prompts(1), Lookahead(repeatable=True))
+    refuses(r"repeatable=\) must be True or False: got 'yes'", Lookahead, repeatable="yes")
 
 
 @pytest.mark.parametrize(
@@ -199,8 +197,7 @@ def test_attention_of_another_kind_is_found_by_a_pass(monkeypatch: pytest.Monkey
     model = half("llama")
     monkeypatch.setattr(ordered_attention, "_left_out", set())
     monkeypatch.setattr(ordered_attention, "serves", lambda *given: False)
-    with pytest.raises(LookaheadError, match="cannot be kept: LlamaAttention attends with"):
-        written(model, prompts(1), Lookahead(repeatable=True))
+    refuses("cannot be kept: LlamaAttention attends with", written, model, prompts(1), Lookahead(repeatable=True))
     told = written(model, prompts(1), Lookahead(repeatable=None)).stats
     assert not told.repeatable
     with torch.no_grad(), pytest.raises(LookaheadError, match="LlamaAttention"):

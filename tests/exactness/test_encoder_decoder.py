@@ -8,6 +8,7 @@ import transformers
 from helpers.encoder_decoders import START, TREES, config_of, from_config, seq2seq_model, sources
 from helpers.marks import few
 from helpers.models import F32, VOCAB, run, same_as_plain
+from helpers.refusals import refuses
 from helpers.threads import together
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache
@@ -74,8 +75,7 @@ def test_no_text_in_the_family_is_refused_by_surprise() -> None:
     layers = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
     words = {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB, "langs": ["en", "de"], "decoder_start_token_id": START}
     model = from_config(transformers.FSMTConfig(d_model=32, **words, **layers, **small))
-    with pytest.raises(LookaheadError, match="FSMTForConditionalGeneration"):
-        model.generate(**sources("bart", 1), use_lookahead=True, max_new_tokens=4)
+    refuses("FSMTForConditionalGeneration", model.generate, **sources("bart", 1), use_lookahead=True, max_new_tokens=4)
 
 
 def test_own_inputs_are_handed_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -103,15 +103,6 @@ def test_experts_chosen_by_chance_are_handed_over(changes: dict[str, Any]) -> No
     route, reason = support.route(from_config(config))
     assert route == "plain"
     assert "chooses experts by chance or by what else is in a pass" in (reason or "")
-
-
-def test_static_shapes_and_medusa_are_refused() -> None:
-    model, inputs = seq2seq_model("bart"), sources("bart", 1)
-    with pytest.raises(LookaheadError, match="static=True cannot be used: an encoder-decoder model"):
-        model.generate(**inputs, lookahead_strategy=Lookahead(static=True), max_new_tokens=4)
-    heads = MedusaHeads(32, VOCAB, num_heads=2)
-    with pytest.raises(LookaheadError, match="encoder-decoder"):
-        model.generate(**inputs, lookahead_strategy=Medusa(heads=heads), max_new_tokens=4)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -214,15 +205,17 @@ def test_eager_attention(name: str) -> None:
         same_as_plain(model, sources(name, batch), STRATEGIES["w3n3g2"], max_new_tokens=16)
 
 
-def test_prompt_errors() -> None:
+def test_what_is_refused() -> None:
     model, inputs = seq2seq_model("bart"), sources("bart", 1)
-    with pytest.raises(LookaheadError, match=f"Token id {VOCAB + 3} is outside the vocabulary"):
-        model.generate(
-            **inputs, decoder_input_ids=torch.tensor([[START, VOCAB + 3]]), use_lookahead=True, max_new_tokens=4
-        )
-    with pytest.raises(LookaheadError, match="position table ends at 64"):
-        long = torch.full((1, 65), START)
-        model.generate(**inputs, decoder_input_ids=long, use_lookahead=True, max_new_tokens=4)
+    heads = MedusaHeads(32, VOCAB, num_heads=2)
+    for given, message in (
+        ({"lookahead_strategy": Lookahead(static=True)}, "static=True cannot be used: an encoder-decoder model"),
+        ({"lookahead_strategy": Medusa(heads=heads)}, "encoder-decoder"),
+        ({"decoder_input_ids": torch.tensor([[START, VOCAB + 3]])}, f"Token id {VOCAB + 3} is outside the vocabulary"),
+        ({"decoder_input_ids": torch.full((1, 65), START)}, "position table ends at 64"),
+        ({CACHE: DynamicCache()}, "needs a cache for its cross-attention too: got a DynamicCache"),
+    ):
+        refuses(message, model.generate, **inputs, **given, use_lookahead=True, max_new_tokens=4)
 
 
 @pytest.mark.parametrize("name", ["bart", "t5", "m2m_100"])
@@ -242,12 +235,6 @@ def test_cache_of_an_earlier_call(name: str) -> None:
             assert got.sequences.tolist() == expected.sequences.tolist()
             assert ours.get_seq_length() == plain.get_seq_length()
             assert ours.is_updated == plain.is_updated
-
-
-def test_wrong_caches() -> None:
-    model, inputs = seq2seq_model("bart"), sources("bart", 1)
-    with pytest.raises(LookaheadError, match="needs a cache for its cross-attention too: got a DynamicCache"):
-        model.generate(**inputs, **{CACHE: DynamicCache()}, use_lookahead=True, max_new_tokens=4)
 
 
 @pytest.fixture

@@ -110,29 +110,16 @@ def test_end_token_comes_first(batch: int) -> None:
     model = tiny_model("llama")
     firsts = ids_of(run(model, prompts(batch), max_new_tokens=4)[0], 0)
     for count in range(1, batch + 1):
-        same_as_plain(
-            model,
-            prompts(batch),
-            max_new_tokens=20,
-            eos_token_id=firsts[:count],
-            output_scores=True,
-            output_logits=True,
-        )
+        settings = {"max_new_tokens": 20, "eos_token_id": firsts[:count], "output_scores": True, "output_logits": True}
+        same_as_plain(model, prompts(batch), **settings)
 
 
 def test_pad_is_the_end_token() -> None:
-    """As in many tokenizers without a pad token."""
-    model, inputs = tiny_model("gpt2"), prompts(3)
+    """As in many tokenizers without a pad token; where there is none, transformers pads with the first end token."""
+    model, without, inputs = tiny_model("gpt2"), fresh_model("gpt2"), prompts(3)
+    without.generation_config = GenerationConfig()
     text = run(model, inputs, max_new_tokens=30)[0]
     for index in (0, 5, 17):
         end = int(text[1, 12 + index])
         same_as_plain(model, inputs, max_new_tokens=30, eos_token_id=end, pad_token_id=end, output_scores=True)
-
-
-def test_no_pad_token() -> None:
-    """transformers then pads with the first end token."""
-    model, inputs = fresh_model("gpt2"), prompts(3)
-    model.generation_config = GenerationConfig()
-    text = run(model, inputs, max_new_tokens=30)[0]
-    for index in (0, 5, 17):
-        same_as_plain(model, inputs, max_new_tokens=30, eos_token_id=[int(text[1, 12 + index]), 5])
+        same_as_plain(without, inputs, max_new_tokens=30, eos_token_id=[end, 5])

@@ -69,11 +69,5 @@ def test_a_processor_that_draws_is_asked_before_each_draw() -> None:
     run(model, prompts(1), use_lookahead=True, max_new_tokens=2)
     for batch in (1, 3):
         with working_alone():
-            same_as_plain(
-                model,
-                prompts(batch),
-                Lookahead(nodes=12),
-                do_sample=True,
-                max_new_tokens=20,
-                logits_processor_new=lambda: [Drawing()],
-            )
+            settings = {"do_sample": True, "max_new_tokens": 20, "logits_processor_new": lambda: [Drawing()]}
+            same_as_plain(model, prompts(batch), Lookahead(nodes=12), **settings)

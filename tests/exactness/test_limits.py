@@ -5,9 +5,20 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from helpers.calls import LengthIs
 from helpers.marks import BATCH_AND_SAMPLE, few
-from helpers.models import F32, VOCAB, fresh_model, initialised, prompts, run, same_as_plain, shared, tiny_model
-from torch import Tensor
+from helpers.models import (
+    F32,
+    VOCAB,
+    fresh_model,
+    initialised,
+    prompts,
+    run,
+    same_as_plain,
+    same_tokens,
+    shared,
+    tiny_model,
+)
 from transformers import DynamicCache, StaticCache
 
 from lookahead import Jacobi, Lookahead
@@ -98,26 +109,13 @@ def test_without_a_cache(name: str) -> None:
         assert texts[0].tolist() == texts[1].tolist() == texts[2].tolist()
 
 
-class _Together:
-    """A rule of the user's, for which all rows write together."""
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 44)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_that_write_together(name: str) -> None:
     """And a streamer's and a criterion's view of it."""
     for sample in (False, True):
-        same_as_plain(
-            MODELS[name],
-            prompts(3),
-            STRATEGIES[1],
-            max_new_tokens=40,
-            do_sample=sample,
-            stopping_criteria=[_Together()],
-            repetition_penalty=1.2,
-        )
+        settings = {"max_new_tokens": 40, "do_sample": sample, "stopping_criteria": [LengthIs(44)]}
+        settings |= {"repetition_penalty": 1.2}
+        same_as_plain(MODELS[name], prompts(3), STRATEGIES[1], **settings)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -154,13 +152,11 @@ def test_inputs_embeds(name: str) -> None:
     """A prompt of embeddings has no ids to recompute a text from."""
     inputs = prompts(1)
     embeds = MODELS[name].get_input_embeddings()(inputs.pop("input_ids")).detach()
-    settings = {"max_new_tokens": 30, "do_sample": False}
     try:
-        plain = run(MODELS[name], inputs | {"inputs_embeds": embeds}, **settings)[0]
+        run(MODELS[name], inputs | {"inputs_embeds": embeds}, max_new_tokens=30)
     except ValueError:
         pytest.skip("transformers itself cannot decode it")
-    ours = run(MODELS[name], inputs | {"inputs_embeds": embeds}, use_lookahead=True, **settings)[0]
-    assert ours.tolist() == plain.tolist()
+    same_tokens(MODELS[name], inputs | {"inputs_embeds": embeds}, max_new_tokens=30)
 
 
 def test_the_boundary_is_where_the_model_changes(made: list[TreeModel]) -> None:

@@ -11,6 +11,7 @@ from helpers.hybrids import CHAIN, CROPPED, PLAIN, counting_hybrid, fresh_hybrid
 from helpers.marks import few
 from helpers.medusa import counting_heads
 from helpers.models import judged, prompts, run, same_as_plain, same_caches
+from helpers.refusals import refuses
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from jacobi import LookaheadError, Path, TokenTree, Wants
@@ -24,27 +25,20 @@ from lookahead.runtime.session import bare_chain
 from lookahead.support import route as support
 from lookahead.tuning import sweep
 
+pytestmark = pytest.mark.usefixtures("augmented")
+
 # Recurrent layers compute in float32, and in another order for several tokens.
 same = partial(same_as_plain, tolerance=1e-3, max_new_tokens=24)
 FEW = ["qwen3_next", "falcon_h1", "inkling", "lfm2"]  # delta rule, both kinds in a layer, windows, convolutions
 
 
-@pytest.mark.parametrize("name", known(CHAIN))
-def test_families_that_take_chains(name: str) -> None:
-    """Several tokens that continue a state give what they give one by one, also after the state was restored."""
+@pytest.mark.parametrize("name", known(CHAIN | PLAIN))
+def test_families(name: str) -> None:
+    """Those take chains for which several tokens that continue a state give what they give one by one, also after the
+    state was restored; they are known by the test, not by their names."""
     route, reason = support.verdict(hybrid(name))
-    assert route == "chain", reason
-    assert reason is not None
-    assert "a recurrent state cannot follow a tree" in reason
-
-
-@pytest.mark.parametrize("name", known(PLAIN))
-def test_families_that_do_not(name: str) -> None:
-    """They are known by the test, not by their names."""
-    route, reason = support.verdict(hybrid(name))
-    assert route == "plain"
-    assert reason is not None
-    assert "cannot follow a tree, and" in reason
+    assert route == ("chain" if name in CHAIN else "plain"), reason
+    assert ("a recurrent state cannot follow a tree" if name in CHAIN else "cannot follow a tree, and") in str(reason)
 
 
 def test_the_verdict_is_remembered(passes: Callable[[Any], list[int]]) -> None:
@@ -58,7 +52,6 @@ def test_the_verdict_is_remembered(passes: Callable[[Any], list[int]]) -> None:
     assert len(seen) == count
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("name", known(CHAIN))
 @pytest.mark.parametrize("sample", few([False, True], True), ids=["greedy", "sample"])
 def test_same_text(name: str, sample: bool) -> None:
@@ -68,7 +61,6 @@ def test_same_text(name: str, sample: bool) -> None:
     assert (output.stats.fed_again > 0) == (name not in CROPPED)
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("name", few(known(CHAIN), *FEW))
 def test_text_that_repeats(name: str, passes: Callable[[Any], list[int]]) -> None:
     """Fewer passes than tokens, by more than a third."""
@@ -83,7 +75,6 @@ def test_text_that_repeats(name: str, passes: Callable[[Any], list[int]]) -> Non
     assert len(seen) - 2 * count <= 60 / 1.5 + 1  # one more for the cache that is returned
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("name", known({name: CHAIN[name] for name in FEW}))
 @pytest.mark.parametrize("sample", few([False, True], True), ids=["greedy", "sample"])
 def test_batches(name: str, sample: bool) -> None:
@@ -94,7 +85,6 @@ def test_batches(name: str, sample: bool) -> None:
         same(model, prompts(3), Lookahead(nodes=4), do_sample=sample, eos_token_id=[3, 11], output_scores=True)
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("name", few(known({name: CHAIN[name] for name in FEW}), "falcon_h1", "lfm2"))
 @pytest.mark.parametrize(
     "strategy",
@@ -117,7 +107,6 @@ def test_strategies(name: str, strategy: Any) -> None:
         assert output.stats.mean_acceptance_length >= 1.5
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("name", known({name: CHAIN[name] for name in FEW}))
 def test_going_on_from_a_cache(name: str) -> None:
     """What one call leaves, the next one continues, in plain decoding and with chains, in every order."""
@@ -142,7 +131,6 @@ def test_going_on_from_a_cache(name: str) -> None:
         same_caches(cache, texts[0][1], 1e-4)
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("name", known(PLAIN))
 def test_handed_over(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Plain decoding's text, a warning that names the reason, once a model, and statistics that say so."""
@@ -163,21 +151,18 @@ def test_handed_over(name: str, caplog: pytest.LogCaptureFixture) -> None:
     assert model.generate(**prompts(1), max_new_tokens=3, use_lookahead=True).shape == (1, 15)
 
 
-@pytest.mark.usefixtures("augmented")
 def test_caches_that_cannot_go_back(passes: Callable[[Any], list[int]]) -> None:
     """Refused by name before any pass."""
     model = hybrid("qwen3_next")
     support.route(model)
     seen = passes(model)
     settings = {"max_new_tokens": 8, "use_lookahead": True}
-    with pytest.raises(
-        LookaheadError, match=r"A StaticCache cannot take rejected tokens back.*expected a DynamicCache"
+    for given, message in (
+        ({CACHE: StaticCache(config=model.config, max_cache_len=64)}, "A StaticCache cannot take .* a DynamicCache"),
+        ({CACHE: DynamicCache(config=model.config, offloading=True)}, "An offloaded cache cannot take rejected tokens"),
+        ({"lookahead_strategy": Lookahead(static=True)}, "static=True cannot be used"),
     ):
-        model.generate(**prompts(1), **{CACHE: StaticCache(config=model.config, max_cache_len=64)}, **settings)
-    with pytest.raises(LookaheadError, match="An offloaded cache cannot take rejected tokens back"):
-        model.generate(**prompts(1), **{CACHE: DynamicCache(config=model.config, offloading=True)}, **settings)
-    with pytest.raises(LookaheadError, match="static=True cannot be used"):
-        model.generate(**prompts(1), lookahead_strategy=Lookahead(static=True), **settings)
+        refuses(message, model.generate, **prompts(1), **given, **settings)
     assert seen == []
     cache = run(hybrid("lfm2"), prompts(1), max_new_tokens=2, return_dict_in_generate=True)[0][CACHE]
     other = fresh_hybrid("lfm2", num_hidden_layers=3, layer_types=["conv", "conv", "full_attention"])
@@ -193,8 +178,7 @@ def test_branches_are_refused() -> None:
         with pytest.raises(LookaheadError, match="Row 1's draft branches: expected a chain"):
             chain.forward([TokenTree.chain(1, [2]), TokenTree.from_paths(1, [[2], [3]])])
         chain.forward([TokenTree.chain(1, [2, 3]), TokenTree.chain(1, [2])])
-        with pytest.raises(LookaheadError, match=r"kept \[1, 2\] tokens of a pass"):
-            chain.keep([Path([0, 1], [2, 9]), Path([0], [9])])
+        refuses(r"kept \[1, 2\] tokens of a pass", chain.keep, [Path([0, 1], [2, 9]), Path([0], [9])])
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
@@ -249,7 +233,6 @@ def test_tuning() -> None:
         sweep(hybrid("jamba"), nodes=(1, 2), contexts=(16,), seconds=0.01, save=False)
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("sources", [None, ("heads", "suffix")], ids=["fixed", "automatic"])
 def test_medusa(sources: tuple[str, ...] | None) -> None:
     """The chain of every head's best candidate, or the heads as one source among others."""
@@ -270,8 +253,7 @@ def test_coarse_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lookahead.support.passes.recorded_routes", lambda _: set())
     route, reason = support.verdict(fresh_hybrid("qwen3_next", dtype=torch.bfloat16))
     assert route == "plain"
-    assert reason is not None
-    assert "in bfloat16 a lost state cannot be told from rounding, and its class is not among those" in reason
+    assert "in bfloat16 a lost state cannot be told from rounding, and its class is not among those" in str(reason)
     assert support.verdict(fresh_hybrid("qwen3_next"))[0] == "chain"
 
 

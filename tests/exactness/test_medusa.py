@@ -7,14 +7,13 @@ import pytest
 import torch
 from helpers.automatic import FLAT
 from helpers.marks import few
-from helpers.medusa import COMBINED, counting, fitted, random_heads
+from helpers.medusa import COMBINED, SMALL, counting, fitted, random_heads
 from helpers.models import prompts, run, same_as_plain, tiny_model
 from helpers.streaming import Puts
 
 from lookahead.medusa import Medusa, MedusaHeads
 
 pytestmark = pytest.mark.usefixtures("augmented")
-SMALL = [[0, 0, 0], [0, 1], [1, 0], [2], [3]]
 KINDS: dict[str, Callable[[MedusaHeads], Medusa]] = {
     "published": lambda heads: Medusa(heads),
     "paths": lambda heads: Medusa(heads, SMALL),

@@ -95,17 +95,10 @@ def test_a_processor_sees_the_true_prefix(repetitive: bool, batch: int, sample: 
     # Row 0 ends first, the others go on: finished rows are shown padded.
     text = run(model, prompts(batch), max_new_tokens=30, logits_processor_new=new, do_sample=sample)[0]
     kept.clear()
-    output = same_as_plain(
-        model,
-        prompts(batch),
-        Lookahead(window_size=7, seed=0),
-        max_new_tokens=30,
-        logits_processor_new=new,
-        eos_token_id=None if repetitive else int(text[0, 30]),
-        do_sample=sample,
-        output_scores=True,
-        output_logits=True,
-    )
+    settings = {"max_new_tokens": 30, "logits_processor_new": new}
+    settings |= {"eos_token_id": None if repetitive else int(text[0, 30]), "do_sample": sample, "output_scores": True}
+    settings |= {"output_logits": True}
+    output = same_as_plain(model, prompts(batch), Lookahead(window_size=7, seed=0), **settings)
     plain, ours = kept
     assert ours.calls == plain.calls
     assert ours.calls[0] == prompts(batch)["input_ids"].tolist()

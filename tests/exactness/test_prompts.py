@@ -16,18 +16,14 @@ pytestmark = pytest.mark.usefixtures("augmented")
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
 def test_short_prompts_and_texts(name: str) -> None:
-    """One token of prompt, one token of text, and both."""
+    """One token of prompt, one token of text, and both; or none, where transformers starts with ``bos_token_id``."""
     model = tiny_model(name)
     for length, new_tokens in ((1, 1), (1, 2), (1, 25), (2, 25), (12, 1), (12, 2), (12, 3)):
         for sample in (False, True):
             same_as_plain(model, prompts(1, length), max_new_tokens=new_tokens, do_sample=sample)
     ids = {"input_ids": torch.tensor([[5], [6], [7]])}
     same_as_plain(model, ids, max_new_tokens=20)
-
-
-def test_no_prompt_but_a_begin_token() -> None:
-    """transformers starts with ``bos_token_id`` then."""
-    same_as_plain(tiny_model("llama"), {}, max_new_tokens=20, bos_token_id=3)
+    same_as_plain(model, {}, max_new_tokens=20, bos_token_id=3)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "llama4"])
@@ -75,22 +71,18 @@ def test_inputs_embeds(name: str, sample: bool, batch: int) -> None:
     same_as_plain(model, inputs | {"input_ids": ids}, max_new_tokens=20, do_sample=sample)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_integer_types(dtype: torch.dtype) -> None:
-    """The output has the type that plain generate returns."""
-    inputs = {"input_ids": prompts(3, ragged=False)["input_ids"].to(dtype)}
-    same_as_plain(tiny_model("llama"), inputs, max_new_tokens=12)
-
-
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float32])
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_mask_types(name: str, dtype: torch.dtype) -> None:
-    """transformers takes masks of any type."""
+    """transformers takes masks of any type, and tokens of two."""
     for batch in (1, 3):
         inputs = prompts(batch)
         inputs["attention_mask"][0, :2] = 0
         inputs["attention_mask"] = inputs["attention_mask"].to(dtype)
         same_as_plain(tiny_model(name), inputs, max_new_tokens=12)
+        if dtype is torch.int32:
+            inputs["input_ids"] = inputs["input_ids"].to(dtype)
+            same_as_plain(tiny_model(name), inputs, max_new_tokens=12)
 
 
 @pytest.mark.parametrize("pad", [-1, VOCAB])
@@ -158,17 +150,12 @@ def test_one_token_takes_one_pass(batch: int, sample: bool, passes: Any) -> None
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_one_token_with_all_that_is_asked_for(batch: int) -> None:
-    output = same_as_plain(
-        tiny_model("llama"), prompts(batch), max_new_tokens=1, output_scores=True, output_logits=True
-    )
+    """Into the user's cache, too."""
+    model, inputs, caches = tiny_model("llama"), prompts(batch), [DynamicCache(), DynamicCache()]
+    output = same_as_plain(model, inputs, max_new_tokens=1, output_scores=True, output_logits=True)
     assert isinstance(output, LookaheadOutput)
     assert output.stats is not None and output.stats.steps == 1
-
-
-def test_one_token_into_the_users_cache() -> None:
-    caches = [DynamicCache(), DynamicCache()]
-    model, inputs = tiny_model("llama"), prompts(1)
-    plain, _ = run(model, inputs, max_new_tokens=1, **{CACHE: caches[0]})
-    output, _ = run(model, inputs, max_new_tokens=1, **{CACHE: caches[1]}, use_lookahead=True)
-    assert torch.equal(output, plain)
+    for cache, asked in zip(caches, (False, True), strict=True):
+        text, _ = run(model, inputs, max_new_tokens=1, **{CACHE: cache}, use_lookahead=asked)
+        assert torch.equal(text, output.sequences)
     assert caches[0].get_seq_length() == caches[1].get_seq_length()

@@ -78,13 +78,9 @@ def test_how_much_is_counted(passes: Callable[[Any], list[int]]) -> None:
     counted = outputs["detailed"].stats
     assert counted.steps == outputs["summary"].stats.steps
     seen = passes(model)
-    again, _ = run(
-        model,
-        prompts(1),
-        lookahead_strategy=Lookahead(window_size=7, seed=0, stats="detailed"),
-        max_new_tokens=20,
-        return_dict_in_generate=True,
-    )
+    settings = {"lookahead_strategy": Lookahead(window_size=7, seed=0, stats="detailed"), "max_new_tokens": 20}
+    settings |= {"return_dict_in_generate": True}
+    again, _ = run(model, prompts(1), **settings)
     assert seen[0] == 12
     assert seen[1:] == [step["nodes"][0] for step in again.stats.passes[1:]]
     assert len(seen) == counted.steps

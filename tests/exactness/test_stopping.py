@@ -27,13 +27,8 @@ def test_length_inside_a_block(new_tokens: int, batch: int) -> None:
         counting_model(), prompts(batch), Lookahead(window_size=7, seed=0), max_new_tokens=new_tokens
     )
     assert output.sequences.shape[1] == 12 + new_tokens
-    output = same_as_plain(
-        counting_model(),
-        prompts(batch),
-        Lookahead(window_size=7, seed=0),
-        max_length=12 + new_tokens,
-        output_scores=True,
-    )
+    settings = {"max_length": 12 + new_tokens, "output_scores": True}
+    output = same_as_plain(counting_model(), prompts(batch), Lookahead(window_size=7, seed=0), **settings)
     assert output.sequences.shape[1] == 12 + new_tokens
 
 
@@ -48,14 +43,8 @@ def test_a_criterion_inside_a_block(length: int, batch: int, eos: int | None) ->
         kept.append(LengthIs(length))
         return StoppingCriteriaList([kept[-1]])
 
-    output = same_as_plain(
-        counting_model(),
-        prompts(batch),
-        Lookahead(window_size=7, seed=0),
-        max_new_tokens=40,
-        stopping_criteria_new=new,
-        eos_token_id=eos,
-    )
+    settings = {"max_new_tokens": 40, "stopping_criteria_new": new, "eos_token_id": eos}
+    output = same_as_plain(counting_model(), prompts(batch), Lookahead(window_size=7, seed=0), **settings)
     plain, ours = kept
     assert ours.shown == plain.shown == list(range(13, output.sequences.shape[1] + 1))
     if eos is None and length > 30:
@@ -132,15 +121,9 @@ def test_stop_strings_that_rows_meet_apart(tokenizer: PreTrainedTokenizerFast) -
     strings = [tokenizer.decode(text[row, 12 + at : 14 + at]) for row, at in ((0, 3), (1, 11), (2, 20))]
     for eos in (None, 40):
         for sample in (False, True):
-            same_as_plain(
-                model,
-                prompts(3),
-                stop_strings=strings,
-                tokenizer=tokenizer,
-                max_new_tokens=40,
-                eos_token_id=eos,
-                do_sample=sample,
-            )
+            settings = {"stop_strings": strings, "tokenizer": tokenizer, "max_new_tokens": 40, "eos_token_id": eos}
+            settings |= {"do_sample": sample}
+            same_as_plain(model, prompts(3), **settings)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

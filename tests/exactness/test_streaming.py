@@ -1,23 +1,29 @@
-"""Streamers get the tokens of plain decoding, early and in order."""
+"""Streamers get plain decoding's tokens, early and in order; whether they break off or draw, the text stays."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from helpers.automatic import Oracle
+from helpers.calls import Drawing
+from helpers.devices import working_alone
 from helpers.models import counting_model, prompts, run, same_as_plain, tiny_model
 from helpers.streaming import Puts
-from transformers import PreTrainedTokenizerFast, TextIteratorStreamer, TextStreamer
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, StoppingCriteria, TextIteratorStreamer, TextStreamer
+from transformers.generation.streamers import BaseStreamer
 
 import lookahead
 from jacobi import Successors
-from lookahead import Lookahead
+from lookahead import Jacobi, Lookahead
 
-augmented = pytest.mark.usefixtures("augmented")
+pytestmark = pytest.mark.usefixtures("augmented")
 
 
-@augmented
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("eos", [None, 6])
 @pytest.mark.parametrize("batch", [1, 3])
@@ -41,7 +47,6 @@ def test_streamer(batch: int, eos: int | None, sample: bool) -> None:
         assert torch.stack(ours.puts[1:], dim=1).tolist() == output.sequences[:, 12:].tolist()
 
 
-@augmented
 def test_streaming_is_not_late() -> None:
     """Tokens are put after the pass that decided them, not at the end."""
     model, streamer = counting_model(), Puts()
@@ -58,7 +63,6 @@ def test_streaming_is_not_late() -> None:
     assert put_before_pass[-len(expected) :] == expected
 
 
-@augmented
 def test_the_first_token_is_put_before_anything_is_learnt() -> None:
     """A source may take its time with the prompt; no draft has to wait for it yet."""
     told: list[str] = []
@@ -79,7 +83,6 @@ def test_the_first_token_is_put_before_anything_is_learnt() -> None:
     assert len(streamer.puts) == 10
 
 
-@augmented
 def test_text_streamers(tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]) -> None:
     """transformers' own streamers, one of them read from another thread."""
     model, inputs = counting_model(), prompts(1)
@@ -99,8 +102,8 @@ def test_text_streamers(tokenizer: PreTrainedTokenizerFast, capsys: pytest.Captu
 @pytest.mark.parametrize("patched", [False, True])
 def test_custom_generate_streams(patched: bool) -> None:
     """transformers keeps the streamer to itself on this path, so ours has another name."""
-    if patched:
-        lookahead.augment_all()
+    if not patched:
+        lookahead.restore_all()
     streamer = Puts()
     text = tiny_model("llama").generate(
         **prompts(2), custom_generate=Lookahead(), lookahead_streamer=streamer, max_new_tokens=15, do_sample=False
@@ -108,3 +111,121 @@ def test_custom_generate_streams(patched: bool) -> None:
     assert streamer.puts[0].tolist() == prompts(2)["input_ids"].tolist()
     assert torch.stack(streamer.puts[1:], dim=1).tolist() == text[:, 12:].tolist()
     assert streamer.ends == 1
+
+
+STRATEGIES: dict[str, Any] = {
+    "automatic": Lookahead(seed=0),
+    "24 nodes": Lookahead(nodes=24, seed=0),
+    "window": Lookahead(window_size=7, ngram_size=5, seed=0),
+    "jacobi": Jacobi(seed=0),
+}
+
+
+class BrokenOffError(Exception):
+    """What the streamers of these tests raise."""
+
+
+class Streamer(BaseStreamer):
+    """Remembers tokens, draws after those for which ``draws`` says so, and breaks off after ``most`` puts."""
+
+    def __init__(self, most: int = 1 << 30, draws: Callable[[int], bool] = lambda count: False) -> None:
+        self.tokens: list[list[int]] = []
+        self._most, self._draws = most, draws
+
+    def put(self, value: Tensor) -> None:
+        self.tokens.append(value.flatten().tolist())
+        if self._draws(len(self.tokens)):
+            torch.rand(3)
+        if len(self.tokens) > self._most:
+            raise BrokenOffError
+
+    def end(self) -> None:
+        pass
+
+
+class Harmless(Streamer):
+    lookahead_draws_nothing = True
+
+
+def told(model: Any, batch: int, streamer: Streamer, seed: int, **settings: Any) -> tuple[Any, ...]:
+    """What a streamer was told, what was written, and what the generator gives then."""
+    torch.manual_seed(seed)
+    settings = {"do_sample": True, "max_new_tokens": 24, "return_dict_in_generate": True} | settings
+    made = {name.removesuffix("_new"): value() if name.endswith("_new") else value for name, value in settings.items()}
+    output = None
+    with suppress(BrokenOffError):
+        output = model.generate(**prompts(batch), streamer=streamer, **made)
+    written = None if output is None else output.sequences.tolist()
+    return (streamer.tokens, written, torch.rand(2).tolist()), output
+
+
+def same_told(model: Any, batch: int, new: Callable[[], Streamer], seed: int, strategy: Any, **settings: Any) -> Any:
+    """Assert that a streamer makes no difference to what lookahead writes and draws; return its output."""
+    expected, _ = told(model, batch, new(), seed, **settings)
+    found, output = told(model, batch, new(), seed, use_lookahead=True, lookahead_strategy=strategy, **settings)
+    assert found == expected
+    return output
+
+
+@pytest.mark.parametrize("kind", [Streamer, Harmless])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_streamer_breaks_off_behind_any_token(name: str, batch: int, kind: type[Streamer]) -> None:
+    model = counting_model(sharpness=6.0)
+    for most in range(1, 24, 3 if batch == 1 else 7):
+        same_told(model, batch, lambda most=most: kind(most), most, STRATEGIES[name])
+
+
+@pytest.mark.parametrize("kind", [Streamer, Harmless])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_it_breaks_off_where_tokens_are_chosen_ahead(batch: int, kind: type[Streamer]) -> None:
+    model = counting_model(sharpness=6.0)
+    same_told(model, batch, Streamer, 0, Lookahead(nodes=12))  # the self-test runs on the host
+    for most in range(1, 24, 5):
+        with working_alone():
+            same_told(model, batch, lambda most=most: kind(most), most, Lookahead(nodes=12))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_streamer_that_draws_shifts_what_plain_decoding_would_draw(name: str, batch: int, alone: bool) -> None:
+    """After every token, or after some, with an end token and scores, and breaking off."""
+    model = counting_model(sharpness=6.0)
+    same_told(model, batch, Streamer, 0, STRATEGIES[name])
+    calls: list[dict[str, Any]] = [{}, {"eos_token_id": 5}, {"output_scores": True, "top_k": 20}]
+    for seed, settings in enumerate(calls):
+        for draws, most in ((lambda count: True, 1 << 30), (lambda count: count % 5 == 2, 1 << 30 if seed else 11)):
+            with working_alone() if alone else nullcontext():
+                streamer = partial(Streamer, most, draws)
+                same_told(model, batch, streamer, seed, STRATEGIES[name], **settings)
+
+
+class EndsByChance(StoppingCriteria):
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return torch.rand(len(input_ids)) < 0.02
+
+
+@pytest.mark.parametrize(
+    "what", [{"logits_processor_new": lambda: [Drawing()]}, {"stopping_criteria_new": lambda: [EndsByChance()]}]
+)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("sample", [False, True])
+def test_a_streamer_beside_something_that_draws(batch: int, sample: bool, what: dict[str, Any]) -> None:
+    model = counting_model(sharpness=6.0)
+    for most in (3, 10, 1 << 30):
+        settings = {"do_sample": sample} | what
+        for kind in (Streamer, Harmless):
+            same_told(model, batch, lambda most=most, kind=kind: kind(most), 3, Lookahead(nodes=12), **settings)
+        same_told(model, batch, lambda most=most: Streamer(most, lambda count: True), 3, None, **settings)
+
+
+def test_drafts_see_the_noise_until_a_streamer_draws() -> None:
+    """Streamers that draw nothing cost a single sequence no pass."""
+    model = counting_model(sharpness=5.0)
+    steps = {}
+    for kind in (Streamer, Harmless):
+        output = same_told(model, 1, kind, 5, Lookahead(nodes=24, seed=0), max_new_tokens=60)
+        steps[kind] = output.stats.steps
+    assert steps[Streamer] == steps[Harmless] < 40
+    assert output.stats.by_noise > 0

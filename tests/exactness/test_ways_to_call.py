@@ -29,15 +29,9 @@ def test_custom_generate_needs_no_patch() -> None:
                 ours, state = run(tiny_model("llama"), prompts(batch), custom_generate=strategy, **settings)
                 assert ours.tolist() == plain.tolist()
                 assert torch.equal(state, plain_state)
-    output = tiny_model("llama").generate(
-        **prompts(1),
-        custom_generate=Lookahead(),
-        max_new_tokens=9,
-        return_dict_in_generate=True,
-        output_scores=True,
-        logits_processor=[Recorder()],
-        stopping_criteria=[LengthIs(17)],
-    )
+    given = {"custom_generate": Lookahead(), "max_new_tokens": 9, "return_dict_in_generate": True}
+    given |= {"output_scores": True, "logits_processor": [Recorder()], "stopping_criteria": [LengthIs(17)]}
+    output = tiny_model("llama").generate(**prompts(1), **given)
     assert isinstance(output, LookaheadOutput)
     assert output.stats.emitted == len(output.scores) == 5
     assert GenerationMixin._sample is sample
@@ -98,7 +92,7 @@ def test_who_is_asked() -> None:
 
 @augmented
 def test_a_config_in_json(tmp_path: Any) -> None:
-    """A generation config carries both fields through JSON, files and a saved model."""
+    """A generation config carries both fields through JSON, files and a saved model; an object can be shown, too."""
     settings = {"window_size": 3, "ngram_size": 3, "stats": "detailed"}
     config = GenerationConfig(use_lookahead=True, lookahead_strategy=settings, max_new_tokens=9, do_sample=False)
     copies = [
@@ -116,22 +110,17 @@ def test_a_config_in_json(tmp_path: Any) -> None:
         assert asked(output)
         assert len(output.stats.passes) == output.stats.steps
 
+    config = GenerationConfig(lookahead_strategy=Lookahead(window_size=3), max_new_tokens=5)
+    assert "lookahead_strategy" in repr(config)
+    assert copy.deepcopy(config).lookahead_strategy == Lookahead(window_size=3)
+    assert asked(tiny_model("llama").generate(**prompts(1), generation_config=config, return_dict_in_generate=True))
+
     model = fresh_model("llama")
     model.generation_config.use_lookahead = True
     model.generation_config.lookahead_strategy = settings
     model.save_pretrained(tmp_path / "model")
     loaded_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     output = loaded_model.generate(**prompts(1), max_new_tokens=5, return_dict_in_generate=True)
-    assert asked(output)
-
-
-@augmented
-def test_a_strategy_object_in_a_config() -> None:
-    """A config that holds an object rather than a dict can be shown, copied and used."""
-    config = GenerationConfig(lookahead_strategy=Lookahead(window_size=3), max_new_tokens=5)
-    assert "lookahead_strategy" in repr(config)
-    assert copy.deepcopy(config).lookahead_strategy == Lookahead(window_size=3)
-    output = tiny_model("llama").generate(**prompts(1), generation_config=config, return_dict_in_generate=True)
     assert asked(output)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate import cpu_offload, disk_offload
 from helpers.marks import few
-from helpers.models import fresh_model, prompts, run
+from helpers.models import fresh_model, prompts, run, same_as_plain
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -20,13 +20,10 @@ STRATEGIES = [None, Lookahead(window_size=4, ngram_size=3, verification_set_size
 
 def same(model: Any, batch: int = 2, samples: Sequence[bool] = (False, True), new_tokens: int = 24) -> None:
     for sample in samples:
-        settings: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": sample, "pad_token_id": 0}
-        plain, state = run(model, prompts(batch), **settings)
         for strategy in STRATEGIES:
-            given = {"use_lookahead": True, "lookahead_strategy": strategy, "return_dict_in_generate": True}
-            ours, after = run(model, prompts(batch), **settings, **given)
-            assert ours.sequences.tolist() == plain.tolist()
-            assert torch.equal(state, after) and not ours.stats.plain and ours.stats.steps
+            settings: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": sample, "pad_token_id": 0}
+            output = same_as_plain(model, prompts(batch), strategy, **settings)
+            assert not output.stats.plain and output.stats.steps
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft reads an old name

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.models import fresh_model, prompts
+from helpers.refusals import refuses
 from safetensors.numpy import load_file, save_file
 
 import lookahead
@@ -162,8 +163,7 @@ def test_bad_files_are_refused_before_any_work(change: Any, match: str) -> None:
     with learning(model) as file:
         said(model)
     change(file)
-    with pytest.raises(LookaheadError, match=match):
-        Lookahead(memory=file)
+    refuses(match, Lookahead, memory=file)
     if file.exists():
         with pytest.raises(LookaheadError, match=match), learning(model):
             raise AssertionError("the block must not run")
@@ -175,23 +175,19 @@ def test_files_of_other_models_and_tokens_are_refused() -> None:
     with learning(other) as file:
         said(other)
     assert file != memory_file(model)
-    with pytest.raises(LookaheadError, match="of another model"):
-        said(model, memory=file)
+    refuses("of another model", said, model, memory=file)
     with pytest.raises(LookaheadError, match="of another model"), learning(model, file):
         raise AssertionError("the block must not run")
     with learning(model) as own:
         said(model)
     broken(own, tokens=np.full((40, 32), 60_000, np.int32))
-    with pytest.raises(LookaheadError, match="other tokens"):
-        said(model, memory=own)
+    refuses("other tokens", said, model, memory=own)
 
 
 @pytest.mark.parametrize("given", [3, True, [1]])
 def test_what_is_no_file_is_refused(given: Any) -> None:
-    with pytest.raises(LookaheadError, match=r"memory=\) must be the file"):
-        Lookahead(memory=given)
-    with pytest.raises(LookaheadError, match=r"memory=\) belongs to the automatic mode"):
-        Lookahead(window_size=3, memory="memory")
+    refuses(r"memory=\) must be the file", Lookahead, memory=given)
+    refuses(r"memory=\) belongs to the automatic mode", Lookahead, window_size=3, memory="memory")
 
 
 def test_a_checkpoint_is_the_same_in_any_dtype() -> None:

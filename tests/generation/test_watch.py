@@ -1,11 +1,14 @@
-"""Watching tells of every pass, in order, before the stream hears of it, and changes nothing."""
+"""A plan holds the route and every refusal; watching tells of every pass before the stream does, and changes none."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from helpers.hybrids import CHAIN, hybrid
 from helpers.medusa import counting
-from helpers.models import counting_model, prompts, tiny_model
+from helpers.models import counting_model, fresh_model, prompts, tiny_model
+from helpers.refusals import refuses
 from helpers.streaming import Puts
 from helpers.threads import together
 
@@ -13,9 +16,13 @@ import lookahead
 from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead
 from lookahead.bundled import BUNDLED_EAGLE
+from lookahead.draft.strategy import DraftStrategy
 from lookahead.eagle import Eagle, EagleHead
+from lookahead.generation import plan as plans
+from lookahead.generation import session
 from lookahead.generation.watch import Pass
 from lookahead.medusa import Medusa
+from lookahead.scheduling.requests import prepared
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -125,3 +132,55 @@ def test_a_head_alone_is_named() -> None:
         passes, _ = watched(which, inputs, lookahead_strategy=strategy, do_sample=False)
         told = [source for each in passes for source in each.rows[0].sources[1:]]
         assert told and set(told) == {name}
+
+
+GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 9}
+
+
+def plan(model: Any, strategy: DraftStrategy | None = None) -> plans.Plan:
+    return plans.plan_of(strategy or Lookahead(), prepared(model, prompts(2) | GREEDY))
+
+
+def test_a_plan_says_all_that_follows_from_the_arguments() -> None:
+    found = plan(tiny_model("llama_eager"))
+    assert (found.route, found.reason, found.rule) == ("tree", None, None)
+    assert (found.new_tokens, found.traces, found.packs) == (9, True, True)
+    assert found.wants.top_k and not found.wants.taps
+    slower = plan(tiny_model("llama_eager"), Lookahead(static=True))
+    assert (slower.traces, slower.packs) == (False, False)
+    chain, training = plan(hybrid(next(iter(CHAIN)))), plan(fresh_model("gpt2", attn_pdrop=0.1).train())
+    assert chain.route == "chain" and "recurrent" in str(chain.reason)
+    assert training.route == "plain" and "training mode" in str(training.reason)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.route = "plain"  # type: ignore[misc]
+
+
+def test_refusals_come_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("borrowed", "open_tree", "LinearModel", "CallGroup", "Upgrades"):
+        monkeypatch.setattr(session, name, lambda *_, **__: pytest.fail("made"))
+    refused: list[tuple[Any, DraftStrategy, str]] = [
+        (hybrid(next(iter(CHAIN))), Lookahead(static=True), "static=True cannot be used"),
+        (tiny_model("llama"), Lookahead(parallel="lookahead", static=True), "static=True has passes of its own"),
+        (tiny_model("llama"), Lookahead(parallel="lookahead"), "torch.distributed is not initialised"),
+    ]
+    for model, strategy, message in refused:
+        refuses(message, model.generate, **prompts(1), **GREEDY, lookahead_strategy=strategy)
+
+
+def test_a_session_makes_each_part_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def noted(name: str, original: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            made.append(name)
+            return original(*given, **named)
+
+        return call
+
+    parts = ["borrowed", "open_tree", "recall", "CallGroup", "watcher", "Upgrades"]
+    for name in ("borrowed", "open_tree", "recall", "watcher"):
+        monkeypatch.setattr(session, name, noted(name, getattr(session, name)))
+    for kind in (session.CallGroup, session.Upgrades):
+        monkeypatch.setattr(kind, "__init__", noted(kind.__name__, kind.__init__))
+    tiny_model("llama").generate(**prompts(3), **GREEDY, use_lookahead=True)
+    assert made == parts

@@ -3,25 +3,17 @@
 import copy
 import gc
 import json
+import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Any
 
 import pytest
 import torch
-from helpers.automatic import FLAT
-from helpers.medusa import COMBINED, hooks, random_heads
-from helpers.models import (
-    F32,
-    VOCAB,
-    fresh_model,
-    initialised,
-    prompts,
-    run,
-    same_as_plain,
-    tiny_model,
-)
+from helpers.automatic import FLAT, STEEP, memory_of
+from helpers.medusa import COMBINED, SMALL, counting, fitted, random_heads
+from helpers.models import F32, VOCAB, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
+from helpers.refusals import Passes, refused, refuses
 from transformers import GPT2Config, MambaConfig, MambaForCausalLM
 
 from jacobi import LookaheadError
@@ -30,7 +22,6 @@ from lookahead.medusa import ChoiceTree, Medusa, MedusaHeads, choices_from, outp
 from lookahead.registry import strategy_from
 
 pytestmark = pytest.mark.usefixtures("augmented")
-SMALL = [[0, 0, 0], [0, 1], [1, 0], [2], [3]]
 
 
 def test_settings_as_plain_data(tmp_path: FilePath) -> None:
@@ -114,15 +105,6 @@ def test_the_default_tree(tmp_path: FilePath) -> None:
     assert Medusa(heads, ChoiceTree(((0,), (1,)))).tree(VOCAB).widths == (2,)
 
 
-def refused(message: str, passes: Callable[[Any], list[int]], model: Any, strategy: Callable[[], Any]) -> None:
-    """Assert that a call is refused before any pass, and leaves no hook."""
-    seen = passes(model)
-    with pytest.raises(LookaheadError, match=message):
-        run(model, prompts(1), lookahead_strategy=strategy(), max_new_tokens=5)
-    assert seen == []
-    assert hooks(model) == 0
-
-
 HEADS = MedusaHeads(32, VOCAB, 3)
 
 
@@ -155,56 +137,36 @@ HEADS = MedusaHeads(32, VOCAB, 3)
     ],
 )
 def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(LookaheadError, match=message):
-        Medusa(HEADS, **settings)
+    refuses(message, Medusa, HEADS, **settings)
 
 
-def test_sources_of_lookahead_are_its_own() -> None:
-    with pytest.raises(LookaheadError, match="Unknown source 'heads': expected 'recycling', 'suffix'"):
-        Lookahead(sources=("heads",))
+def test_what_is_no_heads(tmp_path: FilePath) -> None:
+    given: Any
+    for given in (None, 3, {"heads": 1}, torch.nn.Linear(2, 2)):
+        refuses(r"Medusa\(heads=\) must be MedusaHeads or the folder they lie in: got", Medusa, given)
+    refuses(r"must be MedusaHeads or the folder", strategy_from, {"strategy": "medusa"})
+    refuses("holds no Medusa heads", Medusa, tmp_path)
+    refuses("Unknown field 'head' for Medusa: it knows", Medusa.from_dict, {"head": "x"})
+    refuses("Unknown source 'heads': expected 'recycling', 'suffix'", Lookahead, sources=("heads",))
 
 
-@pytest.mark.parametrize("given", [None, 3, {"heads": 1}, torch.nn.Linear(2, 2)], ids=str)
-def test_heads_of_a_wrong_type(given: Any) -> None:
-    with pytest.raises(LookaheadError, match=r"Medusa\(heads=\) must be MedusaHeads or the folder they lie in: got"):
-        Medusa(given)
+@pytest.mark.parametrize(
+    ("heads", "settings", "message"),
+    [
+        (MedusaHeads(16, VOCAB), {}, "those of another model"),
+        (MedusaHeads(32, 99), {}, "those of another model"),
+        (MedusaHeads(16, VOCAB), {"sources": ("heads",)}, "those of another model"),
+        (MedusaHeads(32, 99), {"sources": ("heads",)}, "those of another model"),
+        (MedusaHeads(32, None, 3), {"choices": [VOCAB + 3]}, f"asks for rank {VOCAB}, and the vocabulary has {VOCAB}"),
+    ],
+    ids=range(5),
+)
+def test_heads_of_another_model(heads: MedusaHeads, settings: dict[str, Any], message: str, passes: Passes) -> None:
+    refused(passes, fresh_model("llama"), message, lookahead_strategy=Medusa(heads.double(), **settings))
 
 
-def test_no_heads(tmp_path: FilePath) -> None:
-    with pytest.raises(LookaheadError, match=r"must be MedusaHeads or the folder"):
-        strategy_from({"strategy": "medusa"})
-    with pytest.raises(LookaheadError):
-        Medusa(tmp_path)
-    with pytest.raises(LookaheadError, match="Unknown field 'head' for Medusa: it knows"):
-        Medusa.from_dict({"head": "x"})
-
-
-def test_heads_of_another_model(passes: Callable[[Any], list[int]]) -> None:
-    model = fresh_model("llama")
-    for sources in (None, ("heads",)):
-        refused("those of another model", passes, model, lambda s=sources: Medusa(MedusaHeads(16, VOCAB), sources=s))
-        refused("those of another model", passes, model, lambda s=sources: Medusa(MedusaHeads(32, 99), sources=s))
-
-
-def test_ranks_beyond_the_vocabulary_of_heads_that_leave_it_open(passes: Callable[[Any], list[int]]) -> None:
-    model = fresh_model("llama")
-    heads = MedusaHeads(32, None, 3).to(model.dtype)
-    refused(
-        f"asks for rank {VOCAB}, and the vocabulary has {VOCAB} tokens",
-        passes,
-        model,
-        lambda: Medusa(heads, [VOCAB + 3]),
-    )
-    same_as_plain(model, prompts(1), Medusa(heads), max_new_tokens=9)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_broken_heads(value: float, passes: Callable[[Any], list[int]]) -> None:
-    model = fresh_model("llama")
-    heads = random_heads(model)
-    with torch.no_grad():
-        heads.blocks[1][0].linear.weight[3, 3] = value
-    refused("The heads are broken: 1 of 1024 numbers of blocks.1.0", passes, model, lambda: Medusa(heads))
+def test_heads_that_leave_the_vocabulary_open() -> None:
+    same_as_plain(tiny_model("llama"), prompts(1), Medusa(MedusaHeads(32, None, 3).double()), max_new_tokens=9)
 
 
 def test_models_that_the_heads_cannot_help() -> None:
@@ -220,7 +182,7 @@ def test_models_that_the_heads_cannot_help() -> None:
         model.generate(**prompts(1), lookahead_strategy=Medusa(HEADS), max_new_tokens=5)
 
 
-def test_an_output_layer_that_is_not_called(passes: Callable[[Any], list[int]]) -> None:
+def test_an_output_layer_that_is_not_called(passes: Passes) -> None:
     """Named in the prompt's pass, before anything is written."""
     model = fresh_model("llama")
     layer, heads = output_layer(model), random_heads(model)
@@ -232,3 +194,107 @@ def test_an_output_layer_that_is_not_called(passes: Callable[[Any], list[int]]) 
         run(model, prompts(1), lookahead_strategy=Medusa(heads), max_new_tokens=5)
     assert seen == [12]
     assert not copied._forward_pre_hooks
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("num_heads", [1, 3, 5])
+def test_right_heads(num_heads: int, batch: int) -> None:
+    """Every pass writes the whole depth of the tree and the carried token."""
+    model, heads = counting(num_heads)
+    strategy = Medusa(heads, [[0] * num_heads], stats="detailed")
+    output = same_as_plain(model, prompts(batch), strategy, max_new_tokens=1 + 4 * (num_heads + 1))
+    assert [record["tokens"] for record in output.stats.passes[1:]] == [[num_heads + 1] * batch] * 4
+    assert output.stats.accepted == output.stats.drafted == 4 * num_heads * batch
+
+
+def test_fitted_heads_are_worth_more_than_wrong_ones() -> None:
+    model = tiny_model("gpt2")
+    lengths = [
+        same_as_plain(model, prompts(3), Medusa(heads), max_new_tokens=40).stats.mean_acceptance_length
+        for heads in (random_heads(model), fitted(model))
+    ]
+    assert lengths[1] > lengths[0] + 0.5
+
+
+def test_the_tree_has_the_published_shape() -> None:
+    """63 nodes as long as there is room, cut by depth towards the end; a path is never deeper than what may follow."""
+    model, heads = counting(4)
+    sizes = [len([path for path in choices_from("mc_sim_7b_63").paths if len(path) <= depth]) for depth in range(5)]
+    strategy = Medusa(heads, stats="detailed")
+    output = same_as_plain(model, prompts(1), strategy, max_new_tokens=13)
+    nodes = [record["nodes"][0] - 1 for record in output.stats.passes]
+    written = [record["tokens"][0] for record in output.stats.passes]
+    left = [13 - sum(written[:index]) - 1 for index in range(len(written))]
+    assert nodes[1:] == [sizes[min(4, room)] for room in left[1:]]
+
+
+def test_heads_run_once_a_pass_on_accepted_nodes_only(passes: Passes) -> None:
+    """All rows together, and not for passes after which nothing is drafted."""
+    model, heads = counting(3)
+    shapes: list[tuple[int, ...]] = []
+    heads.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
+    same_as_plain(model, prompts(3), Medusa(heads), max_new_tokens=21)
+    assert shapes == [(3, VOCAB)] * 5
+    seen = passes(model)
+    shapes.clear()
+    run(model, prompts(3), lookahead_strategy=Medusa(heads), max_new_tokens=1)
+    assert (seen, shapes) == ([12], [])
+
+
+def test_heads_count_as_drafting() -> None:
+    """A head that takes its time shows in the time of drafts, so that sizes are chosen with it."""
+    model, heads = counting(3)
+    heads.register_forward_hook(lambda *_: time.sleep(0.005))
+    output = same_as_plain(model, prompts(1), Medusa(heads), max_new_tokens=21)
+    assert output.stats.draft_ms >= 5.0 * (output.stats.steps - 1)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_heads_get_the_credit(batch: int) -> None:
+    """They are right from the first token on, where other sources know nothing yet; those go on where heads end."""
+    model, heads = counting(3)
+    alone = Medusa(heads, sources=("heads",), nodes=8, seed=0)
+    stats = same_as_plain(model, prompts(batch), alone, max_new_tokens=33).stats
+    assert stats.sources == {"heads": stats.accepted}
+    strategy = Medusa(heads, sources=COMBINED, nodes=8, seed=0)
+    stats = same_as_plain(model, prompts(batch), strategy, max_new_tokens=33).stats
+    assert sum(stats.sources.values()) == stats.accepted
+    assert stats.sources["heads"] > 0.4 * stats.accepted
+    assert stats.mean_acceptance_length > 4
+    assert "heads" in stats.explain()
+    free = same_as_plain(model, prompts(batch), Lookahead(nodes=8, seed=0), max_new_tokens=33).stats
+    assert free.mean_acceptance_length < stats.mean_acceptance_length
+
+
+def test_what_heads_and_others_know_adds_up() -> None:
+    """A text of which the heads know one half, and its own past the other: both are credited."""
+    model, heads = counting(2, period=9)
+    strategy = Medusa(heads, sources=("heads", "suffix"), nodes=16, seed=0)
+    stats = same_as_plain(model, prompts(1), strategy, max_new_tokens=60).stats
+    assert set(stats.sources) == {"heads", "suffix"}
+    alone = same_as_plain(model, prompts(1), Medusa(heads, [[0, 0]]), max_new_tokens=60).stats
+    assert stats.mean_acceptance_length > alone.mean_acceptance_length
+
+
+def test_heads_rest_while_nothing_pays() -> None:
+    """In a batch too: passes that draft nothing run no heads, and later ones go on from the right place."""
+    for batch in (1, 3):
+        model = tiny_model("llama")
+        heads = random_heads(model)
+        runs: list[int] = []
+        heads.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
+        strategy = Medusa(heads, sources=("heads", "suffix"), tuning=STEEP, seed=0)
+        stats = same_as_plain(model, prompts(batch), strategy, max_new_tokens=120).stats
+        assert len(runs) < stats.steps / 2
+
+
+def test_the_time_of_heads_is_no_part_of_the_curve() -> None:
+    """They run in passes of any size, and plain lookahead reads the same curve."""
+    model = fresh_model("llama")
+    heads = random_heads(model)
+    run(model, prompts(1), lookahead_strategy=Lookahead(), max_new_tokens=20)
+    run(model, prompts(1), lookahead_strategy=Medusa(heads, sources=COMBINED), max_new_tokens=20)
+    memory = memory_of(model)
+    assert len(memory.times) == 1
+    (expensive,) = memory.expensive.values()
+    assert expensive.time.ms > 0.0

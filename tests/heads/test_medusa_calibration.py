@@ -1,7 +1,9 @@
-"""Calibration: accuracies of heads whose ranks are known, and trees in files."""
+"""Accuracies of heads whose ranks are known, trees that no other tree of their size beats, and trees in files."""
 
 import json
 import math
+from collections.abc import Iterator
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,117 @@ import pytest
 import torch
 from helpers.medusa import random_heads
 from helpers.models import F64, VOCAB, counting_model, prompts, tiny_model
+from helpers.refusals import refuses
+from helpers.toy import examples
+from hypothesis import given
+from hypothesis import strategies as st
 
-from jacobi import LookaheadError
-from lookahead.heads.medusa.accuracies import CalibratedTree, HeadAccuracies, grow_tree
+from lookahead.heads.medusa.accuracies import CalibratedTree, HeadAccuracies, expected_length, grow_tree
 from lookahead.heads.medusa.calibration import calibrate
-from lookahead.medusa import MedusaHeads, choices_from
+from lookahead.medusa import ChoiceTree, MedusaHeads, choices_from
+
+Ranks = tuple[int, ...]
+
+
+def table(*rows: tuple[float, ...]) -> HeadAccuracies:
+    return HeadAccuracies(rows, (100,) * len(rows))
+
+
+def tables(heads: int, ranks: int) -> st.SearchStrategy[HeadAccuracies]:
+    """Tables in any order of ranks, with ties and with zeros; only the first head is right at least at times."""
+    row = st.tuples(*[st.integers(0, 4)] * ranks).map(lambda counts: tuple(count / (4 * ranks) for count in counts))
+    return st.tuples(row.filter(any), *[row] * (heads - 1)).map(lambda rows: table(*rows))
+
+
+SMALL = st.one_of(tables(1, 4), tables(2, 3), tables(3, 2))
+
+
+def all_trees(heads: int, ranks: int) -> Iterator[frozenset[Ranks]]:
+    """Every prefix-closed set of paths, the empty one too."""
+    if not heads:
+        yield frozenset()
+        return
+    below = [None, *all_trees(heads - 1, ranks)]
+    for parts in product(below, repeat=ranks):
+        tree: set[Ranks] = set()
+        for rank, part in enumerate(parts):
+            if part is not None:
+                tree |= {(rank,), *((rank, *path) for path in part)}
+        yield frozenset(tree)
+
+
+def worth(accuracies: HeadAccuracies, tree: frozenset[Ranks]) -> float:
+    return math.fsum(math.prod(accuracies.accuracies[depth][rank] for depth, rank in enumerate(path)) for path in tree)
+
+
+@examples(60)
+@given(SMALL)
+def test_no_tree_of_the_same_size_is_worth_more(accuracies: HeadAccuracies) -> None:
+    """Against all trees there are, whether or not accuracies fall with the rank."""
+    best: dict[int, float] = {}
+    for tree in all_trees(len(accuracies.accuracies), len(accuracies.accuracies[0])):
+        best[len(tree)] = max(best.get(len(tree), 0.0), worth(accuracies, tree))
+    for nodes in range(1, max(best) + 1):
+        grown = grow_tree(accuracies, nodes)
+        assert len(grown.paths) <= nodes
+        assert expected_length(accuracies, grown) == pytest.approx(best[nodes], abs=1e-12)
+        assert expected_length(accuracies, grown) == pytest.approx(worth(accuracies, frozenset(grown.paths)))
+
+
+@examples(60)
+@given(st.one_of(SMALL, tables(4, 5)))
+def test_larger_budgets_add_to_smaller_trees(accuracies: HeadAccuracies) -> None:
+    """And every added node is worth at most as much as the one before."""
+    grown = [set(grow_tree(accuracies, nodes).paths) for nodes in range(1, 40)]
+    assert all(small <= large for small, large in pairwise(grown))
+    lengths = [0.0, *(expected_length(accuracies, ChoiceTree(tuple(paths))) for paths in grown)]
+    gains = [after - before for before, after in pairwise(lengths[: 1 + len(grown[-1])])]
+    assert all(gain > 0.0 for gain in gains), "nodes that are worth nothing are left out"
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(gains))
+
+
+def test_ranks_are_taken_by_their_accuracy() -> None:
+    accuracies = table((0.1, 0.6, 0.2), (0.0, 0.3, 0.5))
+    assert grow_tree(accuracies, 1).paths == ((1,),)
+    assert grow_tree(accuracies, 4).paths == ((1,), (2,), (1, 1), (1, 2))
+    assert grow_tree(accuracies, 4096).paths == tuple(
+        sorted([(0,), (1,), (2,), *product((0, 1, 2), (1, 2))], key=lambda path: (len(path), path))
+    )
+
+
+def test_tables_budgets_and_paths_that_fit_no_tree() -> None:
+    nothing = table((0.0, 0.0), (1.0, 0.0))
+    refuses("No candidate of the first head was right in 100 samples", grow_tree, nothing, 5)
+    for nodes in (0, -1, 4097, 2.0, True):
+        refuses(r"cannot have .* nodes: expected 1 to 4096", grow_tree, table((0.5,)), nodes)
+    for path in ((0, 0, 0), (2,), (0, 2)):
+        message = rf"Path \[{', '.join(map(str, path))}\] is not covered"
+        refuses(message, expected_length, table((0.5, 0.2), (0.4, 0.1)), ChoiceTree((path,)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "samples", "message"),
+    [
+        ((), (), "at least one head"),
+        (((0.5,), (0.5, 0.1)), (1, 1), r"\[1, 2\] ranks"),
+        (((),), (1,), r"\[0\] ranks"),
+        (((0.5,),), (1, 1), "samples for 2 heads and accuracies for 1"),
+        (((0.5, -0.1),), (1,), "rank 1 of head 0 is -0.1"),
+        (((0.5,), (1.5,)), (1, 1), "rank 0 of head 1 is 1.5"),
+        (((math.nan,),), (1,), "is nan"),
+        (((0.5, 0.6, 0.7),), (1,), r"head 0 sum to 1.8: .* Give each rank's own share"),
+    ],
+)
+def test_impossible_tables(rows: Any, samples: Any, message: str) -> None:
+    refuses(message, HeadAccuracies, rows, samples)
+
+
+def test_top_is_summed_over_ranks() -> None:
+    accuracies = table((0.5, 0.25, 0.125), (0.25, 0.0, 0.5))
+    assert accuracies.top(1) == (0.5, 0.25)
+    assert accuracies.top(2) == (0.75, 0.25)
+    assert accuracies.top(9) == (0.875, 0.75)
+
 
 PERIOD = 7
 
@@ -53,11 +161,8 @@ def test_a_text_that_ends_gives_fewer_samples() -> None:
     accuracies = calibrate(counter(end=7), ranked_heads(0, 0, 0), [[3], [6]], new_tokens=30, ranks=1)
     assert accuracies.samples == (3, 2, 1), "4 5 6 7, and 7 alone"
     assert accuracies.accuracies == ((1.0,),) * 3
-
-
-def test_texts_too_short_for_a_head() -> None:
-    with pytest.raises(LookaheadError, match=r"Head 1 has no sample: every text ended within 2 tokens"):
-        calibrate(counter(end=7), ranked_heads(0, 0, 0), [[5], [6]], new_tokens=30)
+    message = r"Head 1 has no sample: every text ended within 2 tokens"
+    refuses(message, calibrate, counter(end=7), ranked_heads(0, 0, 0), [[5], [6]], new_tokens=30)
 
 
 def slow_accuracies(model: Any, heads: MedusaHeads, texts: list[list[int]], starts: list[int], ranks: int) -> Any:
@@ -147,8 +252,7 @@ def test_bad_input_is_refused_before_any_pass(changes: dict[str, Any], message: 
     model = tiny_model("llama")
     seen = passes(model)
     settings = {"heads": random_heads(model), "prompts": [[1, 2]]} | changes
-    with pytest.raises(LookaheadError, match=message):
-        calibrate(model, **settings)
+    refuses(message, calibrate, model, **settings)
     assert seen == []
 
 
@@ -159,6 +263,7 @@ def grown() -> CalibratedTree:
 
 
 def test_a_tree_is_saved_and_read_back(grown: CalibratedTree, tmp_path: Path) -> None:
+    refuses("cannot be written", grown.save, tmp_path / "none" / "tree.json")
     file = tmp_path / "tree.json"
     grown.save(file)
     assert [path.name for path in tmp_path.iterdir()] == ["tree.json"]
@@ -177,11 +282,6 @@ def test_a_tree_is_saved_and_read_back(grown: CalibratedTree, tmp_path: Path) ->
     }
 
 
-def test_a_tree_that_cannot_be_written(grown: CalibratedTree, tmp_path: Path) -> None:
-    with pytest.raises(LookaheadError, match="cannot be written"):
-        grown.save(tmp_path / "none" / "tree.json")
-
-
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -197,5 +297,4 @@ def test_tree_files_that_are_not_taken(
 ) -> None:
     file = tmp_path / "tree.json"
     file.write_text(json.dumps(grown.to_dict() | harm))
-    with pytest.raises(LookaheadError, match=message):
-        CalibratedTree.load(file)
+    refuses(message, CalibratedTree.load, file)

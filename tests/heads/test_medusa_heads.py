@@ -12,6 +12,7 @@ import torch
 from helpers.checkpoints import assert_same
 from helpers.medusa import HIDDEN, drawn, states
 from helpers.models import F32, F64, MODELS, VOCAB, fresh_model, tiny_model
+from helpers.refusals import refuses
 from huggingface_hub import ModelCard, PyTorchModelHubMixin, hub_mixin
 from torch import Tensor, nn
 
@@ -95,15 +96,11 @@ def test_every_block_has_weights_of_its_own() -> None:
     heads = MedusaHeads(HIDDEN, VOCAB, num_heads=3, num_layers=2, own_output=True)
     assert len({weight.data_ptr() for weight in heads.parameters()}) == 3 * 2 * 2 + 3
     model = tiny_model("llama")
+    shared = MedusaHeads.for_model(model, 2)
+    refuses("use the model's output layer: expected it as the second argument", shared, states(1))
     copies = MedusaHeads.for_model(model, 2, 1, own_output=True)
     pointers = {weight.data_ptr() for weight in copies.outputs.parameters()}
     assert len(pointers) == 2 and output_layer(model).weight.data_ptr() not in pointers
-
-
-def test_shared_heads_need_the_output_layer() -> None:
-    heads = MedusaHeads.for_model(tiny_model("llama"), 2)
-    with pytest.raises(LookaheadError, match="use the model's output layer: expected it as the second argument"):
-        heads(states(1))
 
 
 @pytest.mark.parametrize("own_output", [False, True])
@@ -119,8 +116,7 @@ def test_the_best_candidates(own_output: bool) -> None:
     torch.testing.assert_close(values, expected.gather(-1, order))
     assert heads.top(hidden, output, VOCAB)[1].sort(-1).values[0, 0].tolist() == list(range(VOCAB))
     for count in (0, VOCAB + 1):
-        with pytest.raises(LookaheadError, match=f"{count} candidates are asked of each head: expected 1 to {VOCAB}"):
-            heads.top(hidden, output, count)
+        refuses(f"{count} candidates are asked of each head: expected 1 to {VOCAB}", heads.top, hidden, output, count)
 
 
 @pytest.mark.parametrize("own_output", [False, True])
@@ -170,8 +166,7 @@ def test_an_offloaded_output_layer() -> None:
     assert {weight.device.type for weight in heads.parameters()} == {"cpu"}
     assert not any(weight.any() for weight in heads.parameters())
     assert copyable_weight(model.lm_head) is None
-    with pytest.raises(LookaheadError, match="not a quantised, sharded or offloaded one"):
-        MedusaHeads.for_model(model, 2, own_output=True)
+    refuses("not a quantised, sharded or offloaded one", MedusaHeads.for_model, model, 2, own_output=True)
 
 
 def test_sizes_are_those_of_the_output_layer() -> None:
@@ -200,14 +195,12 @@ def refuse() -> None:
 def test_models_without_an_output_layer_are_refused(model: Any, message: str) -> None:
     heads = MedusaHeads(HIDDEN, VOCAB)
     for action in (MedusaHeads.for_model, heads.check):
-        with pytest.raises(LookaheadError, match=message):
-            action(model)
+        refuses(message, action, model)
 
 
 def test_heads_of_another_model_are_refused() -> None:
     model = tiny_model("llama")
-    with pytest.raises(LookaheadError, match=f"have a vocabulary of 50, and LlamaForCausalLM has one of {VOCAB}"):
-        MedusaHeads(HIDDEN, 50).check(model)
+    refuses(f"have a vocabulary of 50, and LlamaForCausalLM has one of {VOCAB}", MedusaHeads(HIDDEN, 50).check, model)
     with pytest.raises(LookaheadError, match=f"hidden size of 16 and belong to a/b, and .* has one of {HIDDEN}"):
         MedusaHeads(16, VOCAB, base_model="a/b").check(model)
     MedusaHeads(HIDDEN, None).check(model)
@@ -219,8 +212,7 @@ def test_broken_heads_are_refused(name: str, value: float) -> None:
     model = tiny_model("llama")
     heads = MedusaHeads.for_model(model, 2, 2, own_output=True)
     heads.get_parameter(name).data.flatten()[3] = value
-    with pytest.raises(LookaheadError, match=f"The heads are broken: 1 of .* numbers of {name} are NaN or infinite"):
-        heads.check(model)
+    refuses(f"The heads are broken: 1 of .* numbers of {name} are NaN or infinite", heads.check, model)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +257,7 @@ def test_heads_read_for_a_model_take_its_place(tmp_path: pathlib.Path) -> None:
     assert {weight.dtype for weight in MedusaHeads.from_pretrained(tmp_path).parameters()} == {torch.float16}
     assert {weight.dtype for weight in MedusaHeads.from_pretrained(tmp_path, model=model).parameters()} == {F64}
     assert MedusaHeads.from_pretrained(tmp_path, map_location="meta").blocks[0][0].linear.weight.is_meta
-    with pytest.raises(LookaheadError, match="hidden size of 32"):
-        MedusaHeads.from_pretrained(tmp_path, model=fresh_model("llama", hidden_size=16))
+    refuses("hidden size of 32", MedusaHeads.from_pretrained, tmp_path, model=fresh_model("llama", hidden_size=16))
 
 
 def test_the_model_card_says_what_the_heads_are(tmp_path: pathlib.Path) -> None:
@@ -281,13 +272,10 @@ def test_the_model_card_says_what_the_heads_are(tmp_path: pathlib.Path) -> None:
     local = MedusaHeads(HIDDEN, None, 1, 2, base_model=str(tmp_path)).generate_model_card()
     assert local.data.base_model is None and str(tmp_path) not in str(local)
     assert "vocabulary" not in local.text and "residual blocks each" in local.text
-    assert "base_model" not in MedusaHeads(HIDDEN, VOCAB).generate_model_card().data.to_dict()
-
-
-def test_a_card_of_the_users_own_is_kept(tmp_path: pathlib.Path) -> None:
     (tmp_path / "README.md").write_text("mine")
-    MedusaHeads(HIDDEN, VOCAB).save_pretrained(tmp_path)
-    assert (tmp_path / "README.md").read_text() == "mine"
+    heads.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine", "a card of the user's own is kept"
+    assert "base_model" not in MedusaHeads(HIDDEN, VOCAB).generate_model_card().data.to_dict()
 
 
 def test_heads_can_be_pushed_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,17 +9,163 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import counting_model
-from helpers.training import LORA, SETTINGS, batch, changed, small_model, texts, weights
+from helpers.marks import few
+from helpers.models import F64, VOCAB, counting_model, fresh_model
+from helpers.refusals import refuses
+from helpers.training import LORA, SETTINGS, StopAt, batch, changed, drawn, small_model, texts, weights
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div
 from transformers import TrainerCallback
 
 from jacobi import LookaheadError
 from lookahead.heads.medusa.settings import MedusaSettings
-from lookahead.heads.medusa.training import MedusaRecipe, heads_loss
+from lookahead.heads.medusa.training import MedusaModel, MedusaRecipe, distillation_loss, heads_loss, next_token_loss
 from lookahead.medusa import MedusaHeads, output_layer
-from lookahead.training.data import Example
+from lookahead.models.hidden_states import HiddenStates
+from lookahead.training import data
+from lookahead.training.data import IGNORE, Example
+from lookahead.training.stage import Trained
+
+
+def slow_loss(heads: MedusaHeads, model: Any, hidden: Tensor, labels: Tensor) -> tuple[Tensor, list[float]]:
+    """The same sum, one token at a time."""
+    logits = heads(hidden, output_layer(model))
+    total, each = torch.zeros((), dtype=F64), []
+    for head in range(heads.num_heads):
+        found = [
+            cross_entropy(logits[head, row, place], labels[row, place + head + 2])
+            for row in range(labels.shape[0])
+            for place in range(labels.shape[1] - head - 2)
+            if labels[row, place + head + 2] != IGNORE
+        ]
+        mean = torch.stack(found).mean() if found else torch.zeros((), dtype=F64)
+        total = total + 0.8 ** (head + 1) * mean
+        each.append(mean.item())
+    return total, each
+
+
+@pytest.mark.parametrize("own_output", [False, True])
+@pytest.mark.parametrize("part", [1, 7, 10**6])
+def test_the_heads_loss_is_the_formula(monkeypatch: pytest.MonkeyPatch, own_output: bool, part: int) -> None:
+    """Value and all gradients, whatever the size of the parts."""
+    monkeypatch.setattr(data, "_LOGITS", {"cpu": 2 * part * VOCAB, "cuda": 0})
+    model = fresh_model("llama")
+    heads = drawn(model, own_output=own_output)
+    labels = batch()["labels"]
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(*labels.shape, 32, generator=generator, dtype=F64).requires_grad_()
+    trained = [hidden, *heads.parameters(), *([] if own_output else output_layer(model).parameters())]
+    loss, each = heads_loss(heads, output_layer(model), hidden, labels)
+    expected, slowly = slow_loss(heads, model, hidden, labels)
+    torch.testing.assert_close(loss, expected)
+    assert each.tolist() == pytest.approx(slowly)
+    for got, wanted in zip(
+        torch.autograd.grad(3.0 * loss, trained), torch.autograd.grad(3.0 * expected, trained), strict=True
+    ):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_heads_without_a_labelled_token_cost_nothing() -> None:
+    model = small_model()
+    heads = drawn(model)
+    hidden = torch.randn(1, 3, 32)
+    loss, each = heads_loss(heads, output_layer(model), hidden, torch.tensor([[7, 7, IGNORE]]))
+    assert (loss.item(), each.tolist()) == (0.0, [0.0, 0.0])
+    loss.backward()
+    assert all(not weight.grad.any() for weight in heads.parameters() if weight.grad is not None)
+    assert all(weight.grad is not None for weight in heads.parameters()), "distributed training waits for all of them"
+
+
+@pytest.mark.parametrize("own_output", [False, True])
+def test_the_heads_loss_under_autocast(own_output: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "_LOGITS", {"cpu": 10 * VOCAB, "cuda": 0})
+    model = small_model()
+    heads, labels = drawn(model, own_output=own_output), batch()["labels"]
+    hidden = torch.randn(*labels.shape, 32)
+    exact, _ = heads_loss(heads, output_layer(model), hidden, labels)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = heads_loss(heads, output_layer(model), hidden, labels)
+    loss.backward()
+    assert loss.dtype is torch.float32
+    assert loss.item() == pytest.approx(exact.item(), rel=0.02)
+    assert all(weight.grad is not None and weight.grad.dtype is torch.float32 for weight in heads.parameters())
+
+
+def test_the_models_own_loss_is_transformers() -> None:
+    model, given = small_model(), batch()
+    output = model(**given)
+    torch.testing.assert_close(next_token_loss(output.logits, given["labels"]), output.loss)
+
+
+def test_the_distillation_loss_is_the_divergence() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = batch()["labels"]
+    adapted, original = (torch.randn(*labels.shape, VOCAB, generator=generator, dtype=F64) for _ in range(2))
+    kept = labels[:, 1:] != IGNORE
+    expected = kl_div(
+        adapted[:, :-1][kept].log_softmax(-1), original[:, :-1][kept].log_softmax(-1), log_target=True, reduction="sum"
+    ) / int(kept.sum())
+    torch.testing.assert_close(distillation_loss(adapted, original, labels), expected.float(), check_dtype=False)
+    assert distillation_loss(adapted, adapted, labels).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_output_layer_does_not_run_on_what_is_not_trained() -> None:
+    model = small_model()
+    together = MedusaModel(model, drawn(model), MedusaSettings()).train()
+    calls: list[int] = []
+    output_layer(model).register_forward_pre_hook(lambda _, args: calls.append(args[0].shape[:-1].numel()))
+    loss = together(**batch())["loss"]
+    labelled = [int((batch()["labels"][:, head + 2 :] != IGNORE).sum()) for head in range(2)]
+    assert calls == [8, *labelled], "a look at 8 tokens, then the heads' labelled ones"
+    assert not model.training and together.heads.training
+    hidden = HiddenStates(output_layer(model))
+    with hidden:
+        hidden.expect()
+        (states,) = hidden.take(model(**batch()).logits)
+    torch.testing.assert_close(loss, heads_loss(together.heads, output_layer(model), states, batch()["labels"])[0])
+
+
+def test_hidden_states_of_a_model_whose_inside_does_not_tell() -> None:
+    """Where the model without its output layer gives other states, they are noted in a full pass."""
+    model = small_model()
+    layer, states = output_layer(model), []
+    model.model.norm.register_forward_hook(lambda *args: states.append(args[-1]))
+    plain = MedusaModel(model, drawn(model), MedusaSettings())(**batch())["loss"]
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = model.model
+            self.layer = layer
+
+        @property
+        def base_model(self) -> Any:
+            return lambda **inputs: type("Output", (), {"last_hidden_state": 2 * self.inside(**inputs)[0]})
+
+        def get_output_embeddings(self) -> nn.Module:
+            return self.layer
+
+        def forward(self, **inputs: Any) -> Any:
+            return model(**{name: value for name, value in inputs.items() if name != "labels"})
+
+    torch.testing.assert_close(MedusaModel(Scaled(), drawn(model), MedusaSettings())(**batch())["loss"], plain)
+
+
+def test_a_fresh_adapter_diverges_by_nothing(tmp_path: Path) -> None:
+    """The reference is the model without its adapter, and without the adapter's dropout."""
+    pytest.importorskip("peft")
+    trained = MedusaRecipe.trained(small_model(), texts(2), dataclasses.replace(LORA, learning_rate=1e-30), tmp_path)
+    together = MedusaModel(trained.model, trained.heads, dataclasses.replace(LORA, distil=True), "both").train()
+    together(**batch())
+    assert together.parts["loss_model"].item() == pytest.approx(0.0, abs=1e-6)
+    with torch.no_grad():
+        for name, weight in trained.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_()
+    together(**batch())
+    assert together.parts["loss_model"].item() > 0.01
+    assert trained.model.training, "the reference pass leaves training mode on"
 
 
 def test_the_sine_schedule() -> None:
@@ -73,11 +219,8 @@ def test_a_quantised_model_is_left_alone(tmp_path: Path) -> None:
     MedusaRecipe.trained(model, texts(), SETTINGS, tmp_path)
     after = [module.weight().int_repr() for module in packed if hasattr(module, "in_features")]
     assert len(before) == 7 and all(map(torch.equal, before, after))
-
-
-def test_an_output_layer_without_a_gradient_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LookaheadError, match="LlamaForCausalLM, a Linear, passes no gradient on to the heads"):
-        MedusaRecipe.trained(quantised(small_model()), texts(), SETTINGS, tmp_path)
+    message = "LlamaForCausalLM, a Linear, passes no gradient on to the heads"
+    refuses(message, MedusaRecipe.trained, quantised(small_model()), texts(), SETTINGS, tmp_path / "output")
 
 
 def test_lora_trains_an_adapter_and_nothing_else_of_the_model(tmp_path: Path) -> None:
@@ -199,15 +342,11 @@ def test_progress_and_losses_are_told(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_do_not_fit_the_model_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(LookaheadError, match=message):
-        MedusaRecipe.trained(small_model(), texts(), dataclasses.replace(SETTINGS, **settings), tmp_path)
-    assert not any(tmp_path.iterdir())
-
-
-def test_weights_that_are_too_coarse_are_refused(tmp_path: Path) -> None:
+    refuses(message, MedusaRecipe.trained, small_model(), texts(), dataclasses.replace(SETTINGS, **settings), tmp_path)
     full = dataclasses.replace(LORA, backbone="full")
-    with pytest.raises(LookaheadError, match=r"weights that cannot be trained \(torch.float16\)"):
-        MedusaRecipe.trained(small_model().half(), texts(), full, tmp_path)
+    coarse = r"weights that cannot be trained \(torch.float16\)"
+    refuses(coarse, MedusaRecipe.trained, small_model().half(), texts(), full, tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -236,3 +375,68 @@ def test_mixed_precision_trains(tmp_path: Path) -> None:
     assert all(weight.dtype is torch.float32 for weight in one.parameters())
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
         assert 0.0 < (mine - theirs).norm() < 0.2 * theirs.norm()
+
+
+def resumed(settings: MedusaSettings, folder: Path, stage: str, step: int) -> tuple[Trained, Trained]:
+    """A training that nobody interrupted, and one that was."""
+    settings = dataclasses.replace(settings, epochs=2.0, save_steps=3)
+    whole = MedusaRecipe.trained(small_model(), texts(), settings, folder / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        MedusaRecipe.trained(small_model(), texts(), settings, folder / "parts", callbacks=[StopAt(stage, step)])
+    return whole, MedusaRecipe.trained(small_model(), texts(), settings, folder / "parts", resume=True)
+
+
+def same_weights(one: Trained, other: Trained) -> None:
+    for mine, theirs in ((one.heads, other.heads), (one.model, other.model)):
+        assert not changed(weights(mine), theirs)
+    assert (one.steps, one.planned_steps) == (other.steps, other.planned_steps)
+
+
+@pytest.mark.parametrize("step", few([3, 6], 3))
+def test_a_resumed_training_ends_with_the_same_heads(tmp_path: Path, step: int) -> None:
+    """In the middle of an epoch, and with the data in another order than in the first epoch."""
+    same_weights(*resumed(SETTINGS, tmp_path, "heads", step))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "step"), [("heads", 6), ("heads", 8), ("both", 3)])
+@pytest.mark.parametrize("backbone", ["lora", "full"])
+def test_resuming_either_stage(tmp_path: Path, backbone: Any, stage: str, step: int) -> None:
+    """Dropout of the adapter included."""
+    settings = dataclasses.replace(LORA, schedule="two-stage", backbone=backbone)
+    same_weights(*resumed(settings, tmp_path, stage, step))
+
+
+def test_what_was_finished_is_only_read(tmp_path: Path) -> None:
+    trained = MedusaRecipe.trained(small_model(), texts(), SETTINGS, tmp_path)
+    stopped = [StopAt("heads", step) for step in range(9)]
+    same_weights(
+        trained, MedusaRecipe.trained(small_model(), texts(), SETTINGS, tmp_path, resume=True, callbacks=stopped)
+    )
+
+
+def test_time_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr("lookahead.training.stage.time.monotonic", lambda: float(next(now)))
+    settings = dataclasses.replace(SETTINGS, save_steps=3, epochs=5.0, max_minutes=0.5)
+    with pytest.raises(KeyboardInterrupt):
+        MedusaRecipe.trained(small_model(), texts(), settings, tmp_path, callbacks=[StopAt("heads", 3)])
+    trained = MedusaRecipe.trained(small_model(), texts(), settings, tmp_path, resume=True)
+    assert (trained.steps, trained.seconds) == (5, 30.0)
+
+
+def test_more_time_can_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr("lookahead.training.stage.time.monotonic", lambda: float(next(now)))
+    settings = dataclasses.replace(SETTINGS, epochs=5.0, max_minutes=0.5)
+    assert MedusaRecipe.trained(small_model(), texts(), settings, tmp_path).steps == 4
+    assert MedusaRecipe.trained(small_model(), texts(), settings, tmp_path, resume=True).steps == 4
+    more = dataclasses.replace(settings, max_minutes=1.0)
+    assert MedusaRecipe.trained(small_model(), texts(), more, tmp_path, resume=True).steps == 8
+
+
+def test_other_weights_than_are_trained_are_refused(tmp_path: Path) -> None:
+    MedusaRecipe.trained(small_model(), texts(), SETTINGS, tmp_path)
+    (tmp_path / "heads" / "finished.safetensors").unlink()
+    with pytest.raises(LookaheadError, match="holds other weights than are trained"):
+        MedusaRecipe.trained(small_model(), texts(), dataclasses.replace(SETTINGS, num_heads=3), tmp_path, resume=True)

@@ -2,28 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.models import fresh_model, prompts, tiny_model
 from helpers.mtp import FAMILIES, behind, deepseek, loaded, with_layers, written
+from helpers.refusals import refuses
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.mtp import Mtp, MtpHeads
-
-
-def refused(folder: Path, match: str, change: Any) -> None:
-    """A checkpoint with its MTP tensors changed: ``change`` edits them by their names in the layer."""
-    model = deepseek()
-    tensors = behind(model)
-    own = {name.removeprefix("model.layers.2."): tensor for name, tensor in tensors.items()}
-    change(own)
-    read = loaded(written(folder, model, {f"model.layers.2.{name}": each for name, each in own.items()}), model)
-    with pytest.raises(LookaheadError, match=match):
-        MtpHeads.from_pretrained(model=read)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +52,11 @@ def refused(folder: Path, match: str, change: Any) -> None:
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
 def test_broken_layers(match: str, changes: dict[str, Tensor | None], tmp_path: Path) -> None:
-    def change(own: dict[str, Tensor]) -> None:
-        for name, tensor in changes.items():
-            own.pop(name, None)
-            if tensor is not None:
-                own[name] = tensor
-
-    refused(tmp_path, match, change)
+    """A checkpoint with its MTP tensors changed by their names in the layer; ``None`` leaves one out."""
+    model = deepseek()
+    changes = {f"model.layers.2.{name}": tensor for name, tensor in changes.items()}
+    tensors = {name: tensor for name, tensor in (behind(model) | changes).items() if tensor is not None}
+    refuses(match, MtpHeads.from_pretrained, model=loaded(written(tmp_path, model, tensors), model))
 
 
 def test_layers_that_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +73,7 @@ def test_no_layers_in_the_models_own_file(tmp_path: Path) -> None:
     read = loaded(tmp_path, model)
     with pytest.raises(LookaheadError, match=r"No MTP layers for LlamaForCausalLM in .*/model.safetensors: expected"):
         read.generate(**prompts(1), max_new_tokens=4, use_lookahead=True, use_mtp=True)
-    with pytest.raises(LookaheadError, match="does not exist"):
-        read.generate(**prompts(1), max_new_tokens=4, custom_generate=Mtp("nowhere"))
+    refuses("does not exist", read.generate, **prompts(1), max_new_tokens=4, custom_generate=Mtp("nowhere"))
 
 
 def test_gaps_between_layers(tmp_path: Path) -> None:
@@ -101,8 +87,7 @@ def test_truncated_files(tmp_path: Path) -> None:
     model = with_layers(tmp_path, "deepseek_v3")
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(LookaheadError, match="cannot be read as safetensors"):
-        MtpHeads.from_pretrained(model=model)
+    refuses("cannot be read as safetensors", MtpHeads.from_pretrained, model=model)
 
 
 def test_shards_and_pickles(tmp_path: Path) -> None:
@@ -124,19 +109,15 @@ def test_shards_and_pickles(tmp_path: Path) -> None:
         assert read.keys() == expected.keys()
         assert all(torch.equal(read[name], tensor) for name, tensor in expected.items())
     (folder / "b.safetensors").unlink()
-    with pytest.raises(LookaheadError, match=r"names b.safetensors, which is not there"):
-        MtpHeads.from_pretrained(folder, model=model)
+    refuses(r"names b.safetensors, which is not there", MtpHeads.from_pretrained, folder, model=model)
 
 
 def test_layers_of_other_models(tmp_path: Path) -> None:
     model = with_layers(tmp_path, "mimo")
     heads = MtpHeads.from_pretrained(model=model)
-    with pytest.raises(
-        LookaheadError, match=r"belong to a Qwen2Model of 32 channels, and Llama.* is a LlamaModel of 32"
-    ):
-        Mtp(heads).check(tiny_model("llama"))
-    with pytest.raises(LookaheadError, match=r"is a Qwen2Model of 64"):
-        Mtp(heads).check(fresh_model("qwen2", hidden_size=64))
+    message = r"belong to a Qwen2Model of 32 channels, and Llama.* is a LlamaModel of 32"
+    refuses(message, Mtp(heads).check, tiny_model("llama"))
+    refuses(r"is a Qwen2Model of 64", Mtp(heads).check, fresh_model("qwen2", hidden_size=64))
     with pytest.raises(LookaheadError, match=r"embed_norm is \[32\], expected \[64\] for Qwen2ForCausalLM"):
         MtpHeads.from_pretrained(tmp_path, model=fresh_model("qwen2", hidden_size=64))
 

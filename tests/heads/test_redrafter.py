@@ -1,24 +1,35 @@
-"""Recurrent heads: files, what they compute, and texts that stay plain decoding's."""
+"""Recurrent heads: files, beams, losses, what they compute, and texts that stay plain decoding's."""
 
+import dataclasses
+import itertools
 import json
 import random
 from pathlib import Path as FilePath
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from helpers.drafting import questions
+from helpers.drafting import Told, questions, with_few_hidden_states
 from helpers.hybrids import hybrid
 from helpers.models import VOCAB, counting_model, fresh_model, prompts, same_as_plain, successor_model, tiny_model
 from helpers.redrafter import KINDS, apple_tensors, knowing_head, random_head, write_head
+from helpers.refusals import refuses
+from helpers.training import batch as texts_with_labels
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import cross_entropy, linear, silu
 
 from jacobi import LookaheadError, Path
+from jacobi import Path as TreePath
 from lookahead.heads.redrafter.head import RecurrentPasses
-from lookahead.models.names import CACHE
+from lookahead.heads.redrafter.strategy import CANDIDATES, beam_search
+from lookahead.heads.redrafter.training import TrainedRecurrent
 from lookahead.models.output_layer import beside
-from lookahead.redrafter import RecurrentHead, ReDrafter
+from lookahead.redrafter import RecurrentHead, ReDrafter, ReDrafterSettings
+from lookahead.training.data import IGNORE
+from lookahead.training.drafter import BesideModel
+
+pytestmark = pytest.mark.usefixtures("augmented")
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["safetensors", "bin"])
@@ -96,7 +107,6 @@ def test_states_are_those_of_the_text(kind: str) -> None:
             features[:] = torch.nan  # the next pass may write where this one did
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_do_not_change(kind: str) -> None:
     model, head = tiny_model("llama"), random_head(**KINDS[kind])
@@ -108,7 +118,6 @@ def test_texts_do_not_change(kind: str) -> None:
         assert output.stats.drafted > 10
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("rnn", [True, False], ids=["rnn", "sums"])
 def test_a_head_that_knows_the_model_is_right_to_the_end(rnn: bool, sample: bool) -> None:
@@ -122,7 +131,6 @@ def test_a_head_that_knows_the_model_is_right_to_the_end(rnn: bool, sample: bool
         assert output.stats.steps == 13, "the prompt's pass, and twelve with four drafted tokens and one more"
 
 
-@pytest.mark.usefixtures("augmented")
 def test_an_automatic_tree_is_as_deep_as_the_head_is_right() -> None:
     follows = {token: (token * 5 + 1) % VOCAB for token in range(VOCAB)}
     strategy = ReDrafter(knowing_head(follows, rnn=True), nodes=5, seed=0, sources=("redrafter",))
@@ -131,26 +139,14 @@ def test_an_automatic_tree_is_as_deep_as_the_head_is_right() -> None:
     assert output.stats.sources["redrafter"]
 
 
-@pytest.mark.usefixtures("augmented")
 def test_prompts_of_which_few_hidden_states_are_seen() -> None:
-    """Read in chunks, given as embeddings, or behind a cache that is continued; drafts are as good as ever."""
-    model, inputs = counting_model(), prompts(1)
-    follows = {token: token % 7 + 1 for token in range(VOCAB)}
-    strategy = ReDrafter(knowing_head(follows, rnn=True), tree="beam", beam_width=2)
-    embedded = model.get_input_embeddings()(inputs["input_ids"]).detach()
-    given = {"inputs_embeds": embedded, "attention_mask": inputs["attention_mask"]}
-    outputs = [
-        same_as_plain(model, inputs, strategy, prefill_chunk_size=5, max_new_tokens=41),
-        same_as_plain(model, given, strategy, max_new_tokens=41),
-    ]
-    before = model.generate(**inputs, max_new_tokens=4, return_dict_in_generate=True)
-    longer = {"input_ids": before.sequences, "attention_mask": torch.ones_like(before.sequences)}
-    ours = {"return_dict_in_generate": True, "use_lookahead": True, "lookahead_strategy": strategy}
-    outputs.append(model.generate(**longer, **{CACHE: before[CACHE]}, max_new_tokens=41, **ours))
+    """Drafts are as good as ever."""
+    head = knowing_head({token: token % 7 + 1 for token in range(VOCAB)}, rnn=True)
+    strategy = ReDrafter(head, tree="beam", beam_width=2)
+    outputs = with_few_hidden_states(counting_model(), strategy, max_new_tokens=41)
     assert [output.stats.steps for output in outputs] == [9, 9, 9]
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
 def test_a_recurrent_model_is_given_one_branch(family: str) -> None:
     model = hybrid(family)
@@ -162,7 +158,6 @@ def test_a_recurrent_model_is_given_one_branch(family: str) -> None:
             assert output.stats.drafted > 10
 
 
-@pytest.mark.usefixtures("augmented")
 def test_a_head_in_a_folder_computes_as_its_model_does(tmp_path: FilePath) -> None:
     """A copy for each model, which goes with it; a head in memory is the caller's, and stays as it is."""
     head, model = random_head().float(), fresh_model("llama")
@@ -176,7 +171,6 @@ def test_a_head_in_a_folder_computes_as_its_model_does(tmp_path: FilePath) -> No
     assert {weight.dtype for weight in head.parameters()} == {torch.float32}
 
 
-@pytest.mark.usefixtures("augmented")
 def test_settings_as_a_dict(tmp_path: FilePath) -> None:
     folder = write_head(tmp_path / "head", random_head())
     settings = {"strategy": "redrafter", "head": str(folder), "tree": "beam", "beam_width": 2}
@@ -189,8 +183,7 @@ def test_broken_files(tmp_path: FilePath) -> None:
 
     def refused(match: str, name: str, **changes: Any) -> None:
         folder = write_head(tmp_path / name, head, **changes)
-        with pytest.raises(LookaheadError, match=match):
-            RecurrentHead.from_pretrained(folder)
+        refuses(match, RecurrentHead.from_pretrained, folder)
 
     refused("lacks rnn_w.weight", "missing", rnn_w__weight=None)
     refused("lacks lm_head.1.linear.bias", "bias", lm_head__1__linear__bias=None)
@@ -216,10 +209,8 @@ def test_heads_of_other_models(tmp_path: FilePath) -> None:
         (random_head(vocab_size=40), "scores a vocabulary of 40, and Llama.* has 48"),
     ):
         folder = write_head(tmp_path / match[:6], head)
-        with pytest.raises(LookaheadError, match=match):
-            RecurrentHead.from_pretrained(folder, model=tiny_model("llama"))
-        with pytest.raises(LookaheadError, match=match):
-            ReDrafter(folder).check(tiny_model("llama"))
+        refuses(match, RecurrentHead.from_pretrained, folder, model=tiny_model("llama"))
+        refuses(match, ReDrafter(folder).check, tiny_model("llama"))
 
 
 def test_settings() -> None:
@@ -231,10 +222,105 @@ def test_settings() -> None:
         ({"beam_length": 1}, "beam_length=.* must be at least 2"),
         ({"sources": ("suffix",)}, "must name 'redrafter'"),
     ):
-        with pytest.raises(LookaheadError, match=match):
-            ReDrafter(head, **settings)  # type: ignore[arg-type]
-    with pytest.raises(LookaheadError, match=r"ReDrafter\(head=\) must be a RecurrentHead"):
-        ReDrafter(3)  # type: ignore[arg-type]
-    with pytest.raises(LookaheadError, match="does not exist"):
-        ReDrafter("nowhere")
+        refuses(match, ReDrafter, head, **settings)
+    refuses(r"ReDrafter\(head=\) must be a RecurrentHead", ReDrafter, 3)
+    refuses("does not exist", ReDrafter, "nowhere")
     assert ReDrafter(head, nodes=4).to_dict()["head"] == "RecurrentHead"
+
+
+def drawn(tree: Any) -> list[str]:
+    """The tree's leaves, spelt."""
+    leaves = [node for node, below in enumerate(tree.children) if not below]
+    return sorted("".join(chr(tree.tokens[node]) for node in tree.path(leaf)[1:]) for leaf in leaves)
+
+
+def log(*chances: float) -> tuple[float, ...]:
+    return tuple(float(np.log(chance)) for chance in chances)
+
+
+SAID = {
+    (): ("ax", log(0.9, 0.1)),
+    ("a",): ("be", log(0.6, 0.4)),
+    ("x",): ("y", log(1.0)),
+    ("a", "b"): ("cd", log(0.7, 0.3)),
+    ("a", "e"): ("fg", log(0.8, 0.2)),
+    ("x", "y"): ("z", log(1.0)),
+}
+
+
+def test_what_beams_begin_with_is_merged() -> None:
+    """After one token a 0.9, x 0.1; after two ab 0.54, ae 0.36, xy 0.1; then abc 0.378, aef 0.288, abd 0.162."""
+    passes = Told(SAID)
+    tree = beam_search(0, passes, room=9, width=3, length=4)
+    assert drawn(tree) == ["abc", "abd", "aef"]
+    assert len(tree) == 1 + 6, "nine tokens of three beams are six nodes"
+    assert passes.asked == [[""], ["a", "x"], ["ab", "ae", "xy"]], "the first step starts from one beam"
+
+
+def test_scores_are_of_likely_tokens_alone() -> None:
+    """Logits count from the best one, and the first fifty are all there are: two alike have one half each."""
+    few = {(): ("ab", (7.0, 7.0)), ("a",): ("c", (-3.0,)), ("b",): ("de", (9.0, 9.0))}
+    assert drawn(beam_search(0, Told(few), room=9, width=1, length=3)) == ["ac"]
+    many = "".join(chr(300 + place) for place in range(60))
+    tree = beam_search(0, Told({(): (many, (0.0,) * 60)}), room=9, width=60, length=2)
+    assert len(tree) == 1 + CANDIDATES
+
+
+def test_a_tree_is_as_deep_as_there_is_room() -> None:
+    assert drawn(beam_search(0, Told(SAID), room=1, width=3, length=4)) == ["a", "x"]
+    assert len(beam_search(0, Told(SAID), room=0, width=10, length=5)) == 1
+    assert len(beam_search(0, Told({}), room=5, width=10, length=5)) == 1
+    assert drawn(beam_search(0, Told(SAID), room=9, chain=True, width=3, length=4)) == ["abc"]
+
+
+def test_wide_beams_find_the_likeliest_of_all_branches() -> None:
+    rng = np.random.default_rng(0)
+    table: dict[Any, Any] = {}
+    for depth in range(3):
+        for branch in itertools.product("abcd", repeat=depth):
+            logits = np.sort(rng.normal(size=4))[::-1]
+            table[branch] = ("".join(rng.permutation(list("abcd"))), tuple(logits - np.log(np.exp(logits).sum())))
+    sums = {
+        word: sum(dict(zip(*table[tuple(word[:end])], strict=True))[word[end]] for end in range(3))
+        for word in map("".join, itertools.product("abcd", repeat=3))
+    }
+    best = sorted(sums, key=lambda word: -sums[word])[:16]
+    assert drawn(beam_search(0, Told(table), room=9, width=16, length=4)) == sorted(best)
+
+
+SETTINGS = ReDrafterSettings(unroll=2, block_size=12, batch_size=2, epochs=1.0, min_steps=0, learning_rate=1e-3)
+
+
+@pytest.mark.parametrize("targets", ["tokens", "model"])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_the_loss_is_that_of_what_the_head_says_when_it_drafts(kind: str, targets: Any) -> None:
+    """Step s at token i scores token i + 2 + s, having read the model at i and tokens i + 1 to i + 1 + s."""
+    model, head = fresh_model("llama"), random_head(**KINDS[kind])
+    settings = dataclasses.replace(SETTINGS, unroll=3, targets=targets)
+    given = texts_with_labels()
+    learner = BesideModel(model, TrainedRecurrent(head, settings), 1.0)
+    loss = learner(**given)["loss"]
+    total = torch.zeros(())
+    seen = learner.look(**given)
+    for step in range(3):
+        each, right = [], []
+        for row, (line, labels) in enumerate(zip(seen.tokens.tolist(), seen.labels, strict=True)):
+            for place in range(len(line) - 2 - step):
+                wanted = int(labels[place + 2 + step])
+                if wanted == IGNORE:
+                    continue
+                states = seen.states["last"][row : row + 1, place : place + 1]
+                passes = RecurrentPasses(head, lambda states=states: states, 0, model.get_input_embeddings(), 48)
+                passes.write(TreePath([0], [line[place + 1]]))
+                (said,) = passes.after([tuple(line[place + 2 : place + 2 + step])])
+                scores = torch.zeros(48).scatter(0, torch.tensor(said[0]), torch.tensor(said[1]))
+                target = torch.tensor(wanted)
+                if targets == "model":
+                    target = seen.logits[row, place + 1 + step].float().softmax(-1)
+                each.append(cross_entropy(scores, target))
+                right.append(float(said[0][0] == wanted))
+        assert learner.parts[f"loss_{step}"].item() == pytest.approx(torch.stack(each).mean().item(), rel=1e-4)
+        assert learner.parts[f"right_{step}"].item() == pytest.approx(sum(right) / len(right))
+        total += torch.stack(each).mean()
+    assert loss.item() == pytest.approx(total.item(), rel=1e-4)

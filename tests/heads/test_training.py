@@ -1,4 +1,4 @@
-"""Heads that are trained beside a model, from data to disk: what changes and what not, resuming, the command."""
+"""Heads that are trained beside a model, from data to disk: what changes and what not, resuming, refusals, commands."""
 
 import dataclasses
 import json
@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from helpers.cli import run
-from helpers.models import counting_model, fresh_model, prompts, same_as_plain
+from helpers.encoder_decoders import seq2seq_model
+from helpers.models import VOCAB, counting_model, fresh_model, prompts, same_as_plain
+from helpers.refusals import refuses
 from helpers.training import StopAt, changed, texts, weights
 
 from jacobi import LookaheadError
 from lookahead import bundled, eagle, redrafter
-from lookahead.eagle import EagleSettings
+from lookahead.eagle import EagleSettings, train
+from lookahead.heads.eagle.training import fresh_head
 from lookahead.heads.medusa.settings import MedusaSettings
 from lookahead.redrafter import ReDrafterSettings
 from lookahead.registry import KINDS
@@ -38,8 +41,8 @@ def recipe(name: str) -> Any:
     return KINDS[name[:5] if name.startswith("eagle") else "redrafter"].part("recipe")
 
 
-def model_of() -> Any:
-    return fresh_model("llama", num_hidden_layers=4).float()
+def model_of(**changes: Any) -> Any:
+    return fresh_model("llama", num_hidden_layers=4, **changes).float()
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -100,8 +103,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path, name: str) 
 def test_settings_of_another_kind_are_refused(tmp_path: Path, kind: str) -> None:
     train = KINDS["medusa"].part("recipe").trained if kind == "medusa" else recipe(kind).trained
     other = SETTINGS["redrafter" if kind != "redrafter" else "eagle-3"]
-    with pytest.raises(LookaheadError, match=r"settings must be \w+Settings: got "):
-        train(model_of(), texts(), other, tmp_path)
+    refuses(r"settings must be \w+Settings: got ", train, model_of(), texts(), other, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +142,7 @@ def test_settings_of_another_kind_are_refused(tmp_path: Path, kind: str) -> None
     ],
 )
 def test_impossible_settings_are_refused(kind: Any, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(LookaheadError, match=message):
-        kind(**settings)
+    refuses(message, kind, **settings)
 
 
 def test_published_rates_are_those_of_their_papers() -> None:
@@ -174,8 +175,7 @@ def test_a_head_its_card_and_its_evaluation_are_written(folder: Path, tmp_path: 
     assert f"| loss_0 | {evaluation.parts['loss_0']:.3f} |" in card
     head = KINDS[source].part("head").from_pretrained(tmp_path / "out")
     assert {weight.dtype for weight in head.parameters()} == {torch.float16}
-    with pytest.raises(LookaheadError, match="holds a training; continue it with --resume"):
-        fit(*given)
+    refuses("holds a training; continue it with --resume", fit, *given)
 
 
 @pytest.mark.usefixtures("augmented")
@@ -212,16 +212,48 @@ def test_train_trains_and_tells(folder: Path, tmp_path: Path, kind: str, own: tu
         assert again["training"]["settings"]["feature_layers"] == [0, 1, 1]
 
 
+def test_a_small_draft_vocabulary_has_the_most_frequent_tokens() -> None:
+    model = model_of()
+    frequent = [7, 3, 40, 11, 5]
+    examples = [Example.of(frequent * 3 + [1, 2], [True] * 15 + [True, False])]
+    head = fresh_head(model, dataclasses.replace(SETTINGS["eagle-3"], draft_vocab=5), examples)
+    ids = head.network.scored()
+    assert ids.tolist() == sorted(frequent)
+    torch.testing.assert_close(head.network.lm_head.weight, model.lm_head.weight[ids].float())
+
+
+def test_a_fresh_head_begins_as_the_models_last_layer() -> None:
+    model = model_of(num_key_value_heads=2)
+    head = fresh_head(model, dataclasses.replace(SETTINGS["eagle-3"], feature_layers=(1, 2, 4), feed_forward=80))
+    ours, theirs = head.network.layers[0], model.model.layers[-1]
+    assert torch.equal(ours.self_attn.k_proj.weight[:, 32:], theirs.self_attn.k_proj.weight)
+    assert torch.equal(ours.hidden_norm.weight, theirs.input_layernorm.weight)
+    width = theirs.mlp.up_proj.weight.shape[0]
+    assert width < 80
+    assert torch.equal(ours.mlp.up_proj.weight[:width], theirs.mlp.up_proj.weight)
+    assert not ours.mlp.down_proj.weight[:, width:].any(), "what is wider gives nothing yet"
+    passed_on = head.network.fc.weight[:, 32:64].diagonal().mean().item()
+    assert passed_on == pytest.approx(1.0, abs=0.05), "the feature of layer 2, the last that is not the output"
+
+
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("settings", "message"),
     [
-        (("eagle", "--targets", "model"), "--targets belongs to --kind redrafter: got eagle"),
-        (("redrafter", "--heads", 2), "--heads belongs to --kind medusa: got redrafter"),
-        (("medusa", "--unroll", 2), "--unroll belongs to --kind eagle or redrafter: got medusa"),
-        (("eagle", "--feature-layers", "0,x"), "--feature-layers 0,x: expected numbers"),
-        (("mtp",), "--kind mtp: expected one of medusa, eagle, redrafter"),
+        ({"draft_vocab": VOCAB + 1}, f"draft_vocab={VOCAB + 1}: Llama.* has {VOCAB} tokens"),
+        ({"feature_layers": (1, 2, 9)}, r"reads \[1, 2, 9\], and Llama.* has 4 layers"),
+        ({"block_size": 513}, "has positions for 512 tokens"),
     ],
 )
-def test_options_of_another_kind_are_refused(tmp_path: Path, args: tuple[Any, ...], message: str) -> None:
-    ran = run("train", "-o", tmp_path / "out", "--kind", *args)
-    assert (ran.status, ran.out) == (2, "") and message in ran.err
+def test_settings_that_do_not_fit_the_model_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    refuses(message, train, model_of(), texts(), dataclasses.replace(SETTINGS["eagle-3"], **settings), tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_models_that_no_head_can_learn_from(tmp_path: Path) -> None:
+    model = model_of()
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output.detach())
+    with pytest.raises(LookaheadError, match="passes no gradient on to the heads before it"):
+        train(model, texts(), dataclasses.replace(SETTINGS["eagle-3"], own_output=False), tmp_path)
+    with pytest.raises(LookaheadError, match="is an encoder-decoder model: EAGLE heads need a causal one"):
+        train(seq2seq_model("t5"), texts(), SETTINGS["eagle-3"], tmp_path)
+    assert not any(tmp_path.iterdir())

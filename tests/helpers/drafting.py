@@ -1,13 +1,16 @@
 """A source and a head whose candidates stand in a table, and estimates with given rates."""
 
+import copy
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from helpers.models import VOCAB
+import torch
+from helpers.models import VOCAB, prompts, same_as_plain
 
 from jacobi import Path, Successors, TokenTree
+from lookahead.models.names import CACHE
 
 SLOTS = 2  # of a kind: first to propose a token, or in agreement
 
@@ -63,6 +66,27 @@ def questions(passes: Any, rng: random.Random) -> Iterator[tuple[tuple[int, ...]
         asked = [(*rng.choice(branches), rng.randrange(VOCAB)) for _ in range(rng.randint(1, 3))]
         yield from zip(asked, passes.after(asked), strict=True)
         branches += asked
+
+
+def with_few_hidden_states(model: Any, strategy: Any, **settings: Any) -> list[Any]:
+    """Outputs for prompts of which few hidden states are seen: read in chunks, given as embeddings, or behind a cache
+    that is continued; their texts are plain decoding's."""
+    inputs = prompts(1)
+    embeddings = model.get_input_embeddings()(inputs["input_ids"]).detach()
+    given = {"inputs_embeds": embeddings, "attention_mask": inputs["attention_mask"]}
+    before = model.generate(**inputs, max_new_tokens=4, return_dict_in_generate=True)
+    kept = {CACHE: copy.deepcopy(before[CACHE])}
+    longer = {"input_ids": before.sequences, "attention_mask": torch.ones_like(before.sequences)}
+    length = settings["max_new_tokens"]
+    plain = model.generate(**longer, **kept, max_new_tokens=length)
+    ours = {"return_dict_in_generate": True, "use_lookahead": True, "lookahead_strategy": strategy}
+    continued = model.generate(**longer, **{CACHE: before[CACHE]}, max_new_tokens=length, **ours)
+    assert continued.sequences.tolist() == plain.tolist()
+    return [
+        same_as_plain(model, inputs, strategy, prefill_chunk_size=5, **settings),
+        same_as_plain(model, given, strategy, **settings),
+        continued,
+    ]
 
 
 def tokens_of(candidates: Sequence[tuple[int, int]]) -> list[int]:

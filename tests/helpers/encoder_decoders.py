@@ -82,13 +82,13 @@ TREES: dict[str, tuple[str, dict[str, Any]]] = {
     "umt5": ("UMT5Config", _T5),
     "whisper": (
         "WhisperConfig",
-        {key: value for key, value in _BART.items() if key != "max_position_embeddings"}
+        _WITHOUT_TABLE
         | {"num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 64}
         | {"begin_suppress_tokens": None},
     ),
     "speech_to_text": (
         "Speech2TextConfig",
-        {key: value for key, value in _BART.items() if key != "max_position_embeddings"}
+        _WITHOUT_TABLE
         | {"max_source_positions": 64, "max_target_positions": 64, "input_feat_per_channel": 8}
         | {"num_conv_layers": 1, "conv_kernel_sizes": [3], "conv_channels": 16},
     ),

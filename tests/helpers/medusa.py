@@ -41,6 +41,7 @@ def counting_heads(hidden_size: int, num_heads: int, period: int, weight: float)
 
 
 COMBINED = ("heads", "recycling", "suffix")
+SMALL = [[0, 0, 0], [0, 1], [1, 0], [2], [3]]
 
 
 def fitted(model: Any, num_heads: int = 3) -> MedusaHeads:

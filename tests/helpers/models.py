@@ -33,7 +33,7 @@ class Tiny:
     config: str
     fields: dict[str, Any]
     dtype: torch.dtype = F64
-    attention: str = "sdpa"
+    attention: str | None = "sdpa"
 
 
 # Weights are drawn widely, so that texts neither settle on one token at once nor never repeat anything.
@@ -100,7 +100,11 @@ MODELS["llama4_flat"] = Tiny("Llama4TextConfig", MODELS["llama4"].fields | {"att
 
 def fresh_model(name: str, seed: int = 0, **changes: Any) -> Any:
     """A tiny model of the test's own, with changed config fields."""
-    recipe = MODELS[name]
+    return made(MODELS[name], seed, **changes)
+
+
+def made(recipe: Tiny, seed: int = 0, **changes: Any) -> Any:
+    """A tiny model by its recipe, with changed config fields."""
     config = getattr(transformers, recipe.config)(**recipe.fields | changes)
     return initialised(config, seed, recipe.dtype, recipe.attention)
 

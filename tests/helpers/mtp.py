@@ -9,50 +9,35 @@ from typing import Any
 import torch
 import transformers
 from helpers.hybrids import fresh_hybrid
-from helpers.models import F32, F64, SIZES, fresh_model, initialised, judged
+from helpers.models import F32, F64, SIZES, Tiny, fresh_model, judged, made
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+_MHA = SIZES | {"num_key_value_heads": 4}
+_KINDS = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6, "head_dim": 8}
 _LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-_EXPERTS = {
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
+_EXPERT = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+_EXPERTS = _EXPERT | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1}
+_INDEX = {"index_topk": 64, "index_head_dim": 16, "index_n_heads": 2}  # picks all keys
+_MELLUM = {"mlp_layer_types": ["dense", "sparse"], "num_experts": 4, "num_nextn_predict_layers": 1}
+MODELS = {
+    "deepseek_v3": Tiny("DeepseekV3Config", _MHA | _LATENT | _EXPERTS | {"first_k_dense_replace": 1}),
+    "deepseek_v32": Tiny("DeepseekV32Config", _MHA | _LATENT | _EXPERTS | _INDEX, F32, None),
+    "glm4_moe": Tiny("Glm4MoeConfig", SIZES | _EXPERTS | {"first_k_dense_replace": 1, "head_dim": 8}),
+    "mellum": Tiny("MellumConfig", SIZES | _KINDS | _EXPERT | _MELLUM, F32, None),
+    "mimo_v2": Tiny("MiMoV2FlashConfig", SIZES | _EXPERTS | _KINDS | {"v_head_dim": 4}, F32, None),
 }
 
 
-def deepseek(**changes: Any) -> Any:
-    fields = SIZES | _LATENT | _EXPERTS | {"num_key_value_heads": 4} | changes
-    return _in_float64(initialised(transformers.DeepseekV3Config(**fields), dtype=F64, attention="sdpa"))
+def of_family(name: str, **changes: Any) -> Any:
+    """A tiny model of the test's own, of a family in :data:`MODELS`."""
+    model = made(MODELS[name], **changes)
+    if model.dtype is F64:
+        model.set_experts_implementation("eager")  # others have no kernel in float64
+    return model
 
 
-def deepseek_v32() -> Any:
-    """With an indexer that still picks all keys."""
-    experts = {name: size for name, size in _EXPERTS.items() if not name.startswith("first")}
-    index = {"index_topk": 64, "index_head_dim": 16, "index_n_heads": 2, "num_key_value_heads": 4}
-    return initialised(transformers.DeepseekV32Config(**SIZES | _LATENT | experts | index), dtype=F32)
-
-
-def glm4(**changes: Any) -> Any:
-    fields = SIZES | _EXPERTS | {"head_dim": 8} | changes
-    return _in_float64(initialised(transformers.Glm4MoeConfig(**fields), dtype=F64, attention="sdpa"))
-
-
-def mimo_v2_flash() -> Any:
-    kinds = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6}
-    experts = {name: size for name, size in _EXPERTS.items() if not name.startswith("first")}
-    fields = SIZES | experts | kinds | {"head_dim": 8, "v_head_dim": 4}
-    return initialised(transformers.MiMoV2FlashConfig(**fields), dtype=F32)
-
-
-def mellum() -> Any:
-    kinds = {"layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"]}
-    experts = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "num_nextn_predict_layers": 1}
-    fields = SIZES | kinds | experts | {"head_dim": 8, "sliding_window": 6}
-    return initialised(transformers.MellumConfig(**fields), dtype=F32)
+deepseek = partial(of_family, "deepseek_v3")
 
 
 def qwen3_5_with_images() -> Any:
@@ -63,11 +48,6 @@ def qwen3_5_with_images() -> Any:
         torch.manual_seed(0)
         config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
         return transformers.Qwen3_5ForConditionalGeneration(config).to(F32).eval()
-
-
-def _in_float64(model: Any) -> Any:
-    model.set_experts_implementation("eager")  # others have no kernel in float64
-    return model
 
 
 def layer_tensors(model: Any, seed: int = 0, **changes: Any) -> dict[str, Tensor]:
@@ -203,16 +183,16 @@ def loaded(folder: Path, model: Any) -> Any:
 # A model and its MTP layers' tensors, by the layout of its family.
 FAMILIES: dict[str, tuple[Callable[[], Any], Callable[..., dict[str, Tensor]]]] = {
     "deepseek_v3": (deepseek, behind),
-    "deepseek_v32": (deepseek_v32, partial(behind, kind="indexed_attention")),
-    "glm4_moe": (glm4, behind),
+    "deepseek_v32": (partial(of_family, "deepseek_v32"), partial(behind, kind="indexed_attention")),
+    "glm4_moe": (partial(of_family, "glm4_moe"), behind),
     "qwen3_next": (partial(fresh_hybrid, "qwen3_next"), qwen),
     "qwen3_5": (partial(fresh_hybrid, "qwen3_5"), qwen),
     "qwen3_5_moe": (partial(fresh_hybrid, "qwen3_5_moe"), qwen),
     "qwen3_5, images": (qwen3_5_with_images, qwen),
-    "mellum": (mellum, partial(qwen, kind="sliding_attention")),
+    "mellum": (partial(of_family, "mellum"), partial(qwen, kind="sliding_attention")),
     "bailing_hybrid": (partial(fresh_hybrid, "bailing_hybrid"), partial(behind, norm="final_layernorm")),
     "mimo": (partial(fresh_model, "qwen2"), mimo),
-    "mimo_v2": (mimo_v2_flash, mimo_v2),
+    "mimo_v2": (partial(of_family, "mimo_v2"), mimo_v2),
     "inkling": (partial(fresh_hybrid, "inkling"), inkling),
     "inkling, renamed": (partial(fresh_hybrid, "inkling"), partial(inkling, published=False)),
     "speculators": (partial(fresh_model, "qwen3"), partial(mimo, prefix="mtp_layers")),

@@ -54,3 +54,9 @@ def refused(passes: Passes, model: Any, match: str, inputs: dict[str, Any] | Non
 def filled(model: Any, inputs: dict[str, Tensor], cache: Any = None) -> Any:
     """The cache that a model fills with a prompt's text."""
     return run(model, inputs, **{CACHE: cache}, max_new_tokens=1, return_dict_in_generate=True)[0][CACHE]
+
+
+def refuses(match: str, call: Callable[..., Any], /, *args: Any, **settings: Any) -> None:
+    """Assert that a call raises ``LookaheadError`` with this text."""
+    with pytest.raises(LookaheadError, match=match):
+        call(*args, **settings)

@@ -256,10 +256,3 @@ def fixed(kind: str, batch: int, seed: int, nodes: int) -> list[Run]:
 
 def ms_per_token(machine: Machine, runs: Sequence[Run]) -> float:
     return sum(run.ms(machine) for run in runs) / sum(run.tokens for run in runs)
-
-
-def regret(machine: Callable[[], Machine], kind: str, batch: int = 1, seed: int = 0) -> tuple[dict[int, float], float]:
-    """Milliseconds a token of every fixed size, and of the automatic mode."""
-    used = machine()
-    every = {nodes: ms_per_token(used, fixed(kind, batch, seed, nodes)) for nodes in FIXED}
-    return every, ms_per_token(used, automatic(used, kind, batch, seed))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers import medusa
 from helpers.models import VOCAB, fresh_model
 from torch import Tensor, nn
 from transformers import TrainerCallback
@@ -35,13 +36,9 @@ def batch(examples: Sequence[Example] | None = None) -> dict[str, Tensor]:
     return collate([*texts(2), short] if examples is None else examples, pad=0)
 
 
-def drawn(model: Any, seed: int = 0, **settings: Any) -> MedusaHeads:
+def drawn(model: Any, **settings: Any) -> MedusaHeads:
     """Heads with random weights."""
-    heads = MedusaHeads.for_model(model, 2, 2, **settings)
-    generator = torch.Generator().manual_seed(seed)
-    for weight in heads.parameters():
-        weight.data = 0.3 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-    return heads
+    return medusa.drawn(MedusaHeads.for_model(model, 2, 2, **settings))
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:

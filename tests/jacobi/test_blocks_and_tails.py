@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from helpers.refusals import refuses
 from helpers.toy import NextToken, decode, hashed
 
-from jacobi import JacobiDrafter, LookaheadError, Path, TokenTree
+from jacobi import JacobiDrafter, Path, TokenTree
 from jacobi.fixed_point import RejectedTails
 
 END = frozenset({3})
@@ -181,8 +182,7 @@ def test_nothing_is_drafted_past_an_end_token_of_the_models_own(mode: Any) -> No
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(LookaheadError, match=message):
-        JacobiDrafter(**{"mode": "jacobi", "block_size": 4, "guess": pads} | settings)
+    refuses(message, JacobiDrafter, **{"mode": "jacobi", "block_size": 4, "guess": pads} | settings)
 
 
 def test_more_blocks_and_tails_need_fewer_passes_over_many_texts() -> None:

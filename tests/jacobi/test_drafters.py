@@ -5,21 +5,12 @@ from itertools import accumulate, pairwise
 from typing import get_args
 
 import pytest
+from helpers.refusals import refuses
 from helpers.toy import NextToken, ToyModel, decode, decoded_as_plain, examples, functions, hashed, plain, rooms, seeded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jacobi import (
-    Drafter,
-    GreedyVerifier,
-    JacobiDrafter,
-    JacobiMode,
-    LookaheadError,
-    PlainDrafter,
-    Step,
-    guesser,
-    solve,
-)
+from jacobi import Drafter, GreedyVerifier, JacobiDrafter, JacobiMode, PlainDrafter, Step, guesser, solve
 
 MODES: tuple[JacobiMode, ...] = get_args(JacobiMode)
 GUESSES = ["text", "tail", "pad", (1, 2, 3, 0)]
@@ -219,12 +210,10 @@ def test_hybrid_decodes_the_rest_plainly() -> None:
 
 
 def test_no_block_size_is_all_the_room_there_is() -> None:
+    """And the trajectory is kept only when it is asked for."""
     drafter = jacobi("jacobi", None, "pad", [1], keep_trajectory=True)
     decode(drafter, hashed(3, 5), [1], 12)
     assert len(drafter.trajectory[0]) == 10, "12 tokens less the prompt's own and the last carried one"
-
-
-def test_trajectory_is_kept_only_when_asked_for() -> None:
     drafter = jacobi("sliding", 4, "pad", [1])
     decode(drafter, hashed(3, 5), [1], 12)
     assert drafter.trajectory is None
@@ -232,8 +221,7 @@ def test_trajectory_is_kept_only_when_asked_for() -> None:
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "jacobi"])
 def test_only_block_jacobi_goes_without_a_block_size(mode: JacobiMode) -> None:
-    with pytest.raises(LookaheadError, match=f"Jacobi mode '{mode}' needs a block_size: got None"):
-        JacobiDrafter(mode, None, lambda size: [0] * size)
+    refuses(f"Jacobi mode '{mode}' needs a block_size: got None", JacobiDrafter, mode, None, lambda size: [0] * size)
 
 
 def test_plain_drafter_is_one_token_a_pass() -> None:

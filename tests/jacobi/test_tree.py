@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from helpers.refusals import refuses
 from helpers.toy import examples, functions, plain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jacobi import LookaheadError, TokenTree, ancestor_bits, branch_mask, walk
+from jacobi import TokenTree, ancestor_bits, branch_mask, walk
 
 PATHS = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8)
 
@@ -99,14 +100,11 @@ def parent_arrays(draw_from: st.DrawFn) -> list[int]:
 
 
 def test_comb_is_the_published_lookahead_mask() -> None:
+    """A cell sits at level plus column, and below its column."""
     tree, cells = comb_with_guesses()
     assert draw(tree.mask()) == read(DRAWN)
     assert tree.depths == DRAWN_DEPTHS
     assert cells == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]]
-
-
-def test_comb_cell_sits_at_level_plus_column_and_below_its_column() -> None:
-    tree, cells = comb_with_guesses()
     assert [tree.tokens[node] for node in cells[0]] == [10, *WINDOW[0]]
     for level, nodes in enumerate(cells):
         assert [tree.depths[node] for node in nodes] == [level + column for column in range(5)]
@@ -120,9 +118,6 @@ def test_comb_cells_that_agree_are_one_node() -> None:
     tree = TokenTree(1)
     assert tree.grow_comb([[2, 3], [2, 3, 4]]) == [[0, 1, 2], [1, 2, 3]]
     assert (tree.tokens, tree.parents) == ([1, 2, 3, 4], [-1, 0, 1, 2])
-
-
-def test_comb_of_one_column() -> None:
     tree = TokenTree(1)
     assert tree.grow_comb([[], [2], [3]]) == [[0], [1], [2]]
     assert tree.parents == [-1, 0, 1]
@@ -235,5 +230,4 @@ def test_ancestor_bits_are_the_same_closure(parents: list[int]) -> None:
     ],
 )
 def test_from_parents_refuses(tokens: list[int], parents: list[int], message: str) -> None:
-    with pytest.raises(LookaheadError, match=message):
-        TokenTree.from_parents(tokens, parents)
+    refuses(message, TokenTree.from_parents, tokens, parents)

@@ -74,6 +74,7 @@ def test_reject_finds_the_only_possible_token(candidates: list[int]) -> None:
 
 
 def test_reject_leaves_its_argument_alone_and_repeats_with_its_generator() -> None:
+    """It draws from the default generator, too."""
     probabilities = torch.tensor(PROBABILITIES)
     before = probabilities.clone()
 
@@ -83,10 +84,6 @@ def test_reject_leaves_its_argument_alone_and_repeats_with_its_generator() -> No
 
     assert draws() == draws()
     assert torch.equal(probabilities, before)
-
-
-def test_reject_draws_from_the_default_generator_too() -> None:
-    probabilities = torch.tensor(PROBABILITIES)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         default = [reject(probabilities, [0, 3]) for _ in range(20)]

@@ -140,11 +140,20 @@ def test_shared_weights_over_one_memory() -> None:
     assert fingerprint(model) != before
 
 
-@pytest.mark.parametrize("name", ["apply_rotary_pos_emb", "rotate_half"])
-def test_functions_of_the_family_are_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (modeling_llama, "apply_rotary_pos_emb"),
+        (modeling_llama, "rotate_half"),
+        (modeling_llama.LlamaMLP, "helper"),
+        (nn.functional, "scaled_dot_product_attention"),
+    ],
+)
+def test_functions_and_methods_are_code(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The family's and torch's."""
     model = fresh_model("llama")
     before = fingerprint(model)
-    monkeypatch.setattr(modeling_llama, name, lambda *states: states)
+    monkeypatch.setattr(owner, name, lambda *states, **_: states, raising=name != "helper")
     assert fingerprint(model) != before
     monkeypatch.undo()
     assert fingerprint(model) == before
@@ -165,16 +174,6 @@ def test_passes_of_other_classes_are_code(kind: type[nn.Module], monkeypatch: py
     before = fingerprint(model)
     own = kind.forward
     monkeypatch.setattr(kind, "forward", functools.wraps(own)(lambda *states, **given: own(*states, **given)))
-    assert fingerprint(model) != before
-
-
-def test_methods_and_torchs_functions_are_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = fresh_model("llama")
-    before = fingerprint(model)
-    monkeypatch.setattr(modeling_llama.LlamaMLP, "helper", lambda self: None, raising=False)
-    assert fingerprint(model) != before
-    monkeypatch.undo()
-    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", lambda *states, **_: states)
     assert fingerprint(model) != before
 
 

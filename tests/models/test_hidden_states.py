@@ -7,11 +7,11 @@ import pytest
 import torch
 from helpers.medusa import counting, hooks
 from helpers.models import prompts, run, same_as_plain
+from helpers.refusals import refuses
 from helpers.threads import together
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from jacobi import LookaheadError
 from lookahead.medusa import Medusa
 from lookahead.models.hidden_states import HiddenStates
 
@@ -82,14 +82,12 @@ def test_hidden_states_of_other_threads_are_not_noted() -> None:
     with HiddenStates(layer) as states:
         states.expect()
         together(lambda: layer(torch.ones(2, 7, 3)))
-        with pytest.raises(LookaheadError, match="was not called at all"):
-            states.take(torch.zeros(2, 7, 5))
+        refuses("was not called at all", states.take, torch.zeros(2, 7, 5))
         layer(torch.ones(2, 4, 3))  # not expected
         states.expect()
         logits = layer(torch.full((2, 7, 3), 2.0))
         assert states.take(logits)[0].tolist() == torch.full((2, 7, 3), 2.0).tolist()
         states.expect()
         layer(torch.ones(14, 3))
-        with pytest.raises(LookaheadError, match=r"called with \[14, 3\] in a pass whose logits are \[2, 7, 5\]"):
-            states.take(logits)
+        refuses(r"called with \[14, 3\] in a pass whose logits are \[2, 7, 5\]", states.take, logits)
     assert not layer._forward_pre_hooks

@@ -1,15 +1,16 @@
-"""What is read from a model's class and config, once a call."""
+"""What is read from a model's class and config, once a call; and the record that is shipped, found by class."""
 
 import dataclasses
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from helpers.encoder_decoders import seq2seq_model
 from helpers.hybrids import hybrid
-from helpers.models import VOCAB, tiny_model
-from transformers import LlamaForCausalLM
+from helpers.models import VOCAB, fresh_model, tiny_model
 
+from lookahead.models.conformance import recorded, recorded_routes, recorded_version
 from lookahead.models.names import CACHE, STATE
 from lookahead.models.traits import ModelTraits
 
@@ -25,6 +26,8 @@ def test_a_causal_models_traits() -> None:
     assert traits.depth_limit is None  # RoPE ends nowhere
     assert traits.rope_limit is None and traits.index_limit is None
     assert traits.cache_argument == CACHE
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        traits.name = "other"  # type: ignore[misc]
 
 
 def test_an_encoder_decoders_traits_are_its_decoders() -> None:
@@ -34,26 +37,33 @@ def test_an_encoder_decoders_traits_are_its_decoders() -> None:
     assert ModelTraits.of(seq2seq_model("t5")).position_table is None
 
 
-def test_mamba_is_given_its_cache_by_another_name() -> None:
-    assert ModelTraits.of(hybrid("mamba")).cache_argument == STATE
-
-
 def test_what_the_class_says() -> None:
-    """Recurrent states, and a loop of its own; a class around transformers' loop has none."""
+    """Recurrent states, and the name of the cache."""
+    assert ModelTraits.of(hybrid("mamba")).cache_argument == STATE
     assert ModelTraits.of(hybrid("mamba")).is_stateful and not ModelTraits.of(tiny_model("llama")).is_stateful
 
-    class Around(LlamaForCausalLM):
-        def _sample(self, *args: Any, **kwargs: Any) -> Any:
-            return super()._sample(*args, **kwargs)
 
-    class Own(LlamaForCausalLM):
-        def _sample(self, *args: Any, **kwargs: Any) -> Any:
-            return args[0]
+def test_classes() -> None:
+    """A class that several families share answers with that of the config; subclasses are what they are made of."""
+    assert recorded_routes(fresh_model("llama")) == {"tree"}
+    assert recorded_routes(hybrid("qwen3_next")) == {"chain"}
+    assert recorded_routes(hybrid("mamba")) == {"plain"}
+    (found,) = recorded(seq2seq_model("bart"))
+    assert (found["kind"], found["architecture"]) == ("encoder-decoder", "BartForConditionalGeneration")
+    assert recorded_version().startswith("5.")
 
-    config = tiny_model("llama").config
-    assert [ModelTraits.of(kind(config)).own_loop for kind in (LlamaForCausalLM, Around, Own)] == [None, None, "Own"]
+    class Own(transformers.LlamaForCausalLM):
+        pass
+
+    model: Any = fresh_model("llama")
+    model.__class__ = Own
+    assert recorded_routes(model) == {"tree"}
 
 
-def test_traits_do_not_change() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        ModelTraits.of(tiny_model("llama")).name = "other"  # type: ignore[misc]
+@pytest.mark.parametrize("text", ["qwen3_5_text", "nothing_known"])
+def test_text_configs(text: str) -> None:
+    """A class that is in no mapping is looked up by its text model's type."""
+    model: Any = fresh_model("llama")
+    model.__class__ = type("Unknown", (transformers.PreTrainedModel,), {})
+    model.config.model_type = text
+    assert recorded_routes(model) == ({"chain"} if text == "qwen3_5_text" else set())

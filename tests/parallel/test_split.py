@@ -11,6 +11,7 @@ import torch.distributed as dist
 from helpers.marks import few
 from helpers.models import tiny_model
 from helpers.ranks import Case, compare, failing, random_cases, told_of_failures
+from helpers.refusals import refuses
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,8 +72,7 @@ def test_one_process_is_refused() -> None:
     with pytest.raises(LookaheadError, match="torchrun"):
         ids = torch.tensor([[1, 2, 3]])
         tiny_model("llama").generate(ids, custom_generate=Lookahead(parallel="lookahead"), max_new_tokens=3)
-    with pytest.raises(LookaheadError, match="parallel"):
-        Lookahead(parallel="tensor")  # type: ignore[arg-type]
+    refuses("parallel", Lookahead, parallel="tensor")
 
 
 def test_a_rank_that_does_not_answer_may_decode_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:

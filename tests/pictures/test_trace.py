@@ -16,7 +16,6 @@ TREE = Path(__file__).parents[2] / "docs" / "tree.svg"
 
 def data_of(page: str) -> Any:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
     return json.loads(found[1])
 
 
@@ -45,12 +44,9 @@ def test_no_text_becomes_markup() -> None:
     assert data_of(page)["prompt"] == evil
 
 
-def test_places() -> None:
+def test_places_and_visible_texts() -> None:
     assert places([-1]) == [(0, 0.0)]
     assert places([-1, 0, 0, 1, 1]) == [(0, 1.25), (1, 0.5), (1, 2.0), (2, 0.0), (2, 1.0)]
-
-
-def test_visible() -> None:
     assert visible(" a\n\x00") == "·a↵□"
     assert len(visible("x" * 40)) == 14
 

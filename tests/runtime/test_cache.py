@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import same_caches, tiny_model
+from helpers.models import same_caches
+from helpers.refusals import refuses
 from torch import Tensor
 from transformers import DynamicCache, MistralConfig, StaticCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from lookahead import LookaheadError
 from lookahead.runtime.cache.buffers import Extent
@@ -139,8 +139,7 @@ def test_a_prompt_in_pieces() -> None:
 
 def test_no_key_value_cache() -> None:
     """A model that fills no layer cannot be followed."""
-    with pytest.raises(LookaheadError, match="fills no key/value cache"):
-        tree_cache(2).consolidate()
+    refuses("fills no key/value cache", tree_cache(2).consolidate)
 
 
 def new_cache(kind: str) -> Any:
@@ -237,16 +236,4 @@ def test_caches_that_are_accepted(kind: str) -> None:
     assert "it has 2 layers, this model 4" in refusal(cache, n_layers=4)
     assert "2 key/value heads, this model 8" in refusal(cache, heads=8)
     assert "4 channels a head, this model 64" in refusal(cache, channels=64)
-
-
-def test_caches_that_are_refused() -> None:
-    """By the name of the cache or the layer."""
-
-    class Odd(DynamicSlidingWindowLayer):
-        pass
-
-    cache = DynamicCache()
-    cache.layers = [DynamicLayer(), Odd(sliding_window=4)]
-    assert "Layer 1 of the cache is a Odd" in refusal(cache)
     assert "A tuple cannot keep chosen slots" in refusal(((torch.zeros(1), torch.zeros(1)),))
-    assert "StaticSlidingWindowLayer" in refusal(StaticCache(config=tiny_model("mistral").config, max_cache_len=40))

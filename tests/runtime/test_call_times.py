@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("augmented")
 
 
 def test_passes_count_where_they_are_most_of_the_time() -> None:
+    """And older calls count less."""
     times = CallTimes()
     assert times.passes_count, "nothing is known yet"
     times.see(0, 400.0)
@@ -25,9 +26,6 @@ def test_passes_count_where_they_are_most_of_the_time() -> None:
     for _ in range(10):
         times.see(5, 30.0)
     assert times.passes_count
-
-
-def test_older_calls_count_less() -> None:
     times = CallTimes()
     for _ in range(50):
         times.see(0, 400.0)
@@ -38,10 +36,9 @@ def test_older_calls_count_less() -> None:
     assert times.passes_count
 
 
+@pytest.mark.usefixtures("traced_at_once")
 @pytest.mark.parametrize("prompt_ms", [1e6, 1e-6])
 def test_neither_traces_nor_packed_weights_for_long_prompts(prompt_ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "_COST", 0.0)
-    monkeypatch.setattr(tracing, "_COMPARED", 0.0)
     for name, value in AT_ONCE.items():
         monkeypatch.setattr(packing, name, value)
     see = Upgrades.see

@@ -18,7 +18,7 @@ from lookahead.runtime.cuda_graphs.executor import GraphExecutor
 from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.tree import TreeModel
 
-pytestmark = pytest.mark.usefixtures("augmented", "released")
+pytestmark = pytest.mark.usefixtures("augmented", "no_grad", "released")
 
 
 @pytest.fixture
@@ -39,7 +39,6 @@ def grown(fused: TreeModel, passes: int) -> list[Any]:
     return told
 
 
-@torch.no_grad()
 def test_graphs_follow_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass is run once, captured the second time, compared then and at the third, and replayed ever after."""
     model = fresh_model("llama")
@@ -52,7 +51,6 @@ def test_graphs_follow_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(graph.checked for graph in buffers_of(fused).graphs.values())
 
 
-@torch.no_grad()
 def test_graphs_of_other_spans_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """At their first replay. That passes of the bucket follow the history is known by then."""
     model = fresh_model("llama")
@@ -69,7 +67,6 @@ def test_graphs_of_other_spans_are_compared_once(monkeypatch: pytest.MonkeyPatch
     assert all(graph.checked for graph in buffers_of(fused).graphs.values())
 
 
-@torch.no_grad()
 @pytest.mark.parametrize(
     ("fault", "reason", "replayed"),
     [
@@ -90,7 +87,6 @@ def test_a_wrong_graph_is_found_out(
     assert stand_in.replayed == replayed
 
 
-@torch.no_grad()
 def test_a_frozen_graph_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has written over the text's keys and values is put back."""
     model = fresh_model("llama")
@@ -124,7 +120,6 @@ class Reading(torch.nn.Module):
         return self.layer(hidden if hidden.abs().max().item() > 0.0 else -hidden, *args, **kwargs)
 
 
-@torch.no_grad()
 def test_a_model_that_reads_tensors_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not even tried: the pass that warms up says so."""
     model = fresh_model("llama")
@@ -154,7 +149,6 @@ def test_what_a_host_reads() -> None:
     assert not found.told
 
 
-@torch.no_grad()
 def test_buckets_are_warmed_up_once_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another span is captured at once; another thread has libraries of its own to set up."""
     monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 16)
@@ -174,7 +168,6 @@ def test_buckets_are_warmed_up_once_a_thread(monkeypatch: pytest.MonkeyPatch) ->
     assert stand_in.captured == 3
 
 
-@torch.no_grad()
 def test_a_size_that_was_never_run_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A longer span may take kernels that cannot be set up during a capture."""
     monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 16)
@@ -188,7 +181,6 @@ def test_a_size_that_was_never_run_is_tried_twice(monkeypatch: pytest.MonkeyPatc
     assert (fused.route, stand_in.captured) == ("cuda graphs", 2)
 
 
-@torch.no_grad()
 def test_a_failed_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass is run without a graph, also in later calls."""
     model = fresh_model("llama")
@@ -203,7 +195,6 @@ def test_a_failed_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert fused.route == "static"
 
 
-@torch.no_grad()
 def test_only_so_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was replayed longest ago is forgotten first, with its mask."""
     monkeypatch.setattr(static_buffers, "MOST_PASSES", 2)
@@ -221,7 +212,6 @@ def test_only_so_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {nodes for nodes, _ in buffers_of(fused)._masks} == {16, 8}
 
 
-@torch.no_grad()
 def test_what_a_pass_over_one_node_takes_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """The passes that graphs are compared with tell; the model's next call knows it from the beginning."""
     model = fresh_model("llama")

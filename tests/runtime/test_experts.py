@@ -39,16 +39,11 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     return calls
 
 
-def mixture(**changes: Any) -> Any:
-    """A toy Mixtral with four experts of which each token takes two."""
-    return fresh_model("mixtral", **changes)
-
-
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("static", [False, True])
 def test_by_the_width_of_a_pass(batch: int, static: bool, called: list[tuple[str, int, int]]) -> None:
     """The prompt and wide passes take the prompt's kernel, one node a sequence the kernel for decoding."""
-    model = judged(mixture())
+    model = judged(fresh_model("mixtral"))
     before = dict(KERNELS)
     settings = {"max_new_tokens": 30, "do_sample": False, "return_dict_in_generate": True}  # so that none leaves
     plain, _ = run(model, prompts(batch), **settings)
@@ -64,7 +59,7 @@ def test_by_the_width_of_a_pass(batch: int, static: bool, called: list[tuple[str
 
 def test_measured_passes_take_the_same(called: list[tuple[str, int, int]]) -> None:
     """Outside of ``generate``, too."""
-    model = mixture(num_local_experts=8)
+    model = fresh_model("mixtral", num_local_experts=8)
     with torch.no_grad(), bare_model(model, torch.tensor([[3, 4, 5]]), 32) as view:
         called.clear()
         for nodes in (1, 4, 5):
@@ -75,7 +70,7 @@ def test_measured_passes_take_the_same(called: list[tuple[str, int, int]]) -> No
 
 def test_nothing_is_switched_outside_of_passes(called: list[tuple[str, int, int]]) -> None:
     """Other threads, prompts, and code behind a broken-off pass have the registered kernel."""
-    model, told = mixture(), torch.tensor([[3]])
+    model, told = fresh_model("mixtral"), torch.tensor([[3]])
 
     def kernel() -> str:
         called.clear()
@@ -99,7 +94,7 @@ def test_nothing_is_switched_outside_of_passes(called: list[tuple[str, int, int]
 def test_on_a_cpu_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in transformers, which does not switch there."""
     monkeypatch.setitem(KERNELS, "batched_mm", None)
-    same_as_plain(mixture(), prompts(2), Lookahead(nodes=5), max_new_tokens=12)
+    same_as_plain(fresh_model("mixtral"), prompts(2), Lookahead(nodes=5), max_new_tokens=12)
 
 
 def test_all_registries_are_known() -> None:

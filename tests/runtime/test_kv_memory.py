@@ -1,4 +1,4 @@
-"""What keys and values take in a call, and that nothing of it stays."""
+"""What keys and values take in a call, counted as the tensors whose last dimension nothing else has; and what stays."""
 
 import gc
 import weakref
@@ -11,10 +11,12 @@ from helpers.encoder_decoders import seq2seq_model, sources
 from helpers.graphs import waiting
 from helpers.hybrids import hybrid
 from helpers.medusa import random_heads
-from helpers.memory import LiveStates, bytes_of, wide_model
-from helpers.models import F32, fresh_model, initialised, prompts, run, tiny_model
+from helpers.models import F32, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
 from torch import Tensor
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import DynamicCache, LlamaConfig, LogitsProcessorList
 
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.draft.planner import Planner
@@ -30,6 +32,55 @@ from lookahead.verify.sequences import Sequences
 from lookahead.verify.verifier import Verifier
 
 pytestmark = pytest.mark.usefixtures("augmented")
+
+CHANNELS = 24  # of a head
+HEADS = 3
+
+
+def wide_model(layers: int = 6, **changes: Any) -> Any:
+    """A tiny Llama whose keys and values take much more than anything else of it."""
+    config = LlamaConfig(
+        vocab_size=48, hidden_size=18, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=HEADS,
+        num_key_value_heads=HEADS, head_dim=CHANNELS, max_position_embeddings=4096, initializer_range=0.3,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None, **changes,
+    )  # fmt: skip
+    return initialised(config, dtype=torch.float32)
+
+
+def bytes_of(layers: int, tokens: int, batch: int = 1) -> int:
+    """What the keys and values of a text take in float32."""
+    return 2 * layers * batch * HEADS * tokens * CHANNELS * 4
+
+
+class LiveStates(TorchDispatchMode):
+    """Notes the storages of keys and values that are alive.
+
+    Attributes:
+        peak: most bytes at once since it was last set to 0.
+        least: storages of fewer bytes are what one layer computes, and are not counted.
+    """
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.least = least
+        self.peak = 0
+        self._seen: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.ndim >= 4 and tensor.shape[-1] == CHANNELS:
+                storage = tensor.untyped_storage()
+                if storage.nbytes() >= self.least:
+                    self._seen[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.peak = max(self.peak, self.live())
+        return out
+
+    def live(self) -> int:
+        self._seen = {at: seen for at, seen in self._seen.items() if not seen[0].expired()}
+        return sum(size for _, size in self._seen.values())
+
+
 SMALL: dict[str, Any] = {"window_size": 4, "ngram_size": 3, "verification_set_size": 3, "seed": 1}
 GREEDY: dict[str, Any] = {"do_sample": False}
 
@@ -106,9 +157,7 @@ def test_large_extents() -> None:
 def test_chunks_and_earlier_turns(spread: None, ends: list[int]) -> None:
     """A prompt in pieces, and one that goes on where a cache of the caller's ends, go to their places at once."""
     model = wide_model(6)
-    plain, _ = run(model, text(500), max_new_tokens=9, **GREEDY)
-    chunked, _ = run(model, text(500), max_new_tokens=9, prefill_chunk_size=100, use_lookahead=True, **GREEDY)
-    assert torch.equal(chunked, plain)
+    same_as_plain(model, text(500), max_new_tokens=9, prefill_chunk_size=100)
     caches = [DynamicCache(config=model.config) for _ in range(2)]
     for cache, asked in zip(caches, ({}, {"use_lookahead": True}), strict=True):
         run(model, text(400), max_new_tokens=1, **{CACHE: cache}, **GREEDY, **asked)
@@ -167,12 +216,10 @@ def test_growing_where_memory_is_short(static: bool, monkeypatch: pytest.MonkeyP
             raise torch.OutOfMemoryError("no memory")
         move(group, entries, capacity)
 
-    model = wide_model(2)
-    plain, _ = run(model, text(700), max_new_tokens=200, **GREEDY)
     monkeypatch.setattr(LayerBuffer, "_move", short)
     monkeypatch.setattr(buffers, "_ROOM", 4)
-    ours, _ = run(model, text(700), max_new_tokens=200, lookahead_strategy=Lookahead(**SMALL, static=static), **GREEDY)
-    assert torch.equal(ours, plain) and refused
+    same_as_plain(wide_model(2), text(700), Lookahead(**SMALL, static=static), max_new_tokens=200)
+    assert refused
 
 
 @pytest.mark.parametrize("chunk", [None, 7])
@@ -241,22 +288,16 @@ def test_nothing_waits_for_the_collector(way: str, sample: bool, alive: list[wea
             assert left(alive) == []
 
 
-class Stops(LogitsProcessor):
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls > 9:
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_stays_of_a_call_that_fails(way: str, alive: list[weakref.ref[Any]]) -> None:
+    def stops(input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] > 12 + 9:
             raise ValueError("enough")
         return scores
 
-
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_stays_of_a_call_that_fails(way: str, alive: list[weakref.ref[Any]]) -> None:
     model, asked = fresh_model("llama"), {"lookahead_strategy": WAYS[way], "max_new_tokens": 60}
     with pytest.raises(ValueError, match="enough") as error:
-        model.generate(**prompts(2), logits_processor=LogitsProcessorList([Stops()]), **asked)
+        model.generate(**prompts(2), logits_processor=LogitsProcessorList([stops]), **asked)
     del error
     assert left(alive) == []
 

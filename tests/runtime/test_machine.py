@@ -10,10 +10,8 @@ from lookahead.runtime.machine import found_once
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
+def looked_at_nothing(monkeypatch: pytest.MonkeyPatch, curves: Path) -> None:
     next_process(monkeypatch)
-    return tmp_path / "cache"
 
 
 def next_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,14 +22,14 @@ def never() -> None:
     raise AssertionError("looked again")
 
 
-def test_what_one_process_finds_the_next_one_knows(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_what_one_process_finds_the_next_one_knows(monkeypatch: pytest.MonkeyPatch, curves: Path) -> None:
     for found in ([1, 64], None, True):
         assert found_once("rows", [str(found)], lambda found=found: found) == found
         assert found_once("rows", [str(found)], never) == found
     next_process(monkeypatch)
     assert found_once("rows", ["[1, 64]"], never) == [1, 64]
     assert found_once("rows", ["None"], never) is None
-    assert len(list(folder.iterdir())) == 3
+    assert len(list(curves.iterdir())) == 3
 
 
 def test_other_kernels_are_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,9 +43,9 @@ def test_other_kernels_are_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"about": 1}', "\0"])
-def test_a_broken_file_costs_a_look(monkeypatch: pytest.MonkeyPatch, folder: Path, content: str) -> None:
+def test_a_broken_file_costs_a_look(monkeypatch: pytest.MonkeyPatch, curves: Path, content: str) -> None:
     assert found_once("rows", [8], lambda: 1) == 1
-    for file in folder.iterdir():
+    for file in curves.iterdir():
         file.write_text(content)
     next_process(monkeypatch)
     assert found_once("rows", [8], lambda: 2) == 2

@@ -25,7 +25,7 @@ from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.tuning import bushy_tree
 
 pytestmark = [
-    pytest.mark.usefixtures("augmented", "passes_count"),
+    pytest.mark.usefixtures("augmented", "no_grad", "passes_count"),
     pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN"),
 ]
 
@@ -48,14 +48,12 @@ def model_of(dtype: torch.dtype = torch.float32, name: str = "llama") -> Any:
     return model
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "mixtral", "gemma3"])
 def test_a_twin_says_what_the_model_says(name: str, dtype: torch.dtype) -> None:
     model = model_of(dtype, name)
     before = {key: type(module) for key, module in model.named_modules()}
     weights = packed_weights(model)
-    assert weights is not None
     twin = packed_twin(model, Packed(weights))
     assert sum(isinstance(module, PackedLinear) for module in twin.modules()) == len(weights)
     ids = prompts(1, 12)["input_ids"]
@@ -65,7 +63,6 @@ def test_a_twin_says_what_the_model_says(name: str, dtype: torch.dtype) -> None:
     assert not any("packed" in module._buffers for module in model.modules())
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [False, True])
 def test_half_precision_that_a_processor_does_not_know_is_packed_in_float32(
@@ -94,7 +91,6 @@ class Attention(nn.Module):
         return torch.cat([self.q_proj(ours), self.k_proj(ours), self.v_proj(others)], -1)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("biases", "groups"), [((False,) * 3, 1), ((True,) * 3, 1), ((True, False, False), 3)])
 def test_layers_are_computed_together_where_they_read_the_same(
@@ -117,7 +113,6 @@ def test_layers_are_computed_together_where_they_read_the_same(
     assert groups == 3 or twin.q_proj.outputs._last is None
 
 
-@torch.no_grad()
 def test_a_pass_computes_what_reads_the_same_input_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries, keys and values; the output; gate and up; down: four products a layer, and the output layer's."""
     model = model_of()
@@ -154,16 +149,13 @@ def test_models_that_count_positions_by_themselves_are_told_them(kind: str, batc
     assert packing_of(model).weights
 
 
-def test_traces_run_on_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "_COST", 0.0)
-    monkeypatch.setattr(tracing, "_COMPARED", 0.0)
+@pytest.mark.usefixtures("traced_at_once")
+def test_traces_run_on_packed_weights() -> None:
     model = model_of()
     for _ in range(3):
         assert same_as_plain(model, prompts(1, 9), Lookahead(nodes=6), max_new_tokens=24, do_sample=False)
     packed = [traces for traces in tracing._kept.of(model) if traces.key[-1]]
-    assert packed
-    assert packed[0].made
-    assert packed[0].failure is None
+    assert packed and packed[0].made and packed[0].failure is None
 
 
 def test_heads_are_told_what_the_output_layer_reads() -> None:
@@ -173,7 +165,6 @@ def test_heads_are_told_what_the_output_layer_reads() -> None:
     assert packing_of(model).weights
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("name", ["lm_head.weight", *(f"{_KEYS}.{what}" for what in ("weight", "bias"))])
 def test_a_weight_that_has_changed_is_packed_anew(name: str) -> None:
     model = model_of(name="qwen2")
@@ -190,34 +181,28 @@ def test_nothing_is_packed_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of()
     assert same_as_plain(model, prompts(1, 9), Lookahead(pack=False), max_new_tokens=8, do_sample=False)
     assert not packing_of(model).weights
-    with torch.no_grad(), monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:
         for name, value in (("_LARGE_BYTES", 1 << 30), ("_free_bytes", lambda: 10_000), ("_free_bytes", lambda: None)):
             patch.setattr(packing, name, value)
             assert packed_weights(model) is None
             patch.undo()
             patch.setattr(packing, "_LARGE_BYTES", 0)
     handle = model.lm_head.register_forward_hook(lambda module, given, output: output)
-    with torch.no_grad():
-        assert packed_weights(model) is None, "somebody's hook would be passed over"
+    assert packed_weights(model) is None, "somebody's hook would be passed over"
     handle.remove()
 
-
-def test_layers_that_are_wrapped_are_left_alone() -> None:
     class Scaled(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return 2.0 * super().forward(input)
 
     model = model_of()
     model.lm_head.__class__ = Scaled
-    with torch.no_grad():
-        assert packed_weights(model) is None
+    assert packed_weights(model) is None, "and so would a layer that somebody wrapped"
 
 
 def test_packed_weights_go_with_the_model_and_when_they_are_released() -> None:
     model = model_of()
-    with torch.no_grad():
-        packed = packed_weights(model)
-    assert packed is not None
+    packed = packed_weights(model)
     kept = weakref.ref(next(iter(packed.values())).weight)
     del packed
     assert kept() is not None
@@ -226,7 +211,6 @@ def test_packed_weights_go_with_the_model_and_when_they_are_released() -> None:
     assert kept() is None
 
 
-@torch.no_grad()
 def test_passes_over_one_node_may_stay_as_they_are() -> None:
     model = model_of()
     packed = Packed({key: part._replace(single=False) for key, part in (packed_weights(model) or {}).items()})
@@ -296,8 +280,7 @@ def test_only_layers_that_gain_are_packed(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(packing, "_compared", compared)
     packing_of(model).spend(1, 1e6)
-    with torch.no_grad():
-        weights = packed_weights(model)
+    weights = packed_weights(model)
     assert weights
     kept = {
         id(module.weight) for module in model.modules() if type(module) is nn.Linear and module.weight.shape != wide
@@ -306,7 +289,6 @@ def test_only_layers_that_gain_are_packed(monkeypatch: pytest.MonkeyPatch) -> No
     assert 0.0 < (packing_of(model).gain or 0.0) < 0.5
 
 
-@torch.no_grad()
 def test_layers_whose_outputs_differ_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(packing, "_SMALL_BYTES", range(1 << 30))
@@ -317,7 +299,6 @@ def test_layers_whose_outputs_differ_are_not_packed(monkeypatch: pytest.MonkeyPa
     assert packing_of(model).gain == 0.0
 
 
-@torch.no_grad()
 @pytest.mark.parametrize(("size", "packs"), [(0.5, False), (2, True), (30, False), (150, True)])
 def test_small_and_large_models_are_packed(size: float, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between them a copy takes much memory beside the process, and brings little. Sizes are in MiB of layers."""
@@ -339,23 +320,18 @@ def test_a_curve_is_measured_on_packed_weights_and_found_by_calls_that_run_on_th
     assert own.about["executor"] == "eager"
     assert packing_of(model).weights
     found = tuning.cached(model, traced=True, packed=True)
-    assert found is not None
     assert found.about == times.about
 
 
 def test_speeds_are_told_against_passes_that_are_not_packed() -> None:
     model = model_of()
-    with (
-        torch.no_grad(),
-        bare_model(model, prompts(1, 6)["input_ids"], 16, packed=layers_of(model, packs=True)) as view,
-    ):
+    with bare_model(model, prompts(1, 6)["input_ids"], 16, packed=layers_of(model, packs=True)) as view:
         assert view.plain_ms == 1.0
 
 
+@pytest.mark.usefixtures("traced_at_once")
 def test_a_long_call_goes_over_to_packed_weights_in_its_middle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces of the unpacked weights are left behind, and others made."""
-    monkeypatch.setattr(tracing, "_COST", 0.0)
-    monkeypatch.setattr(tracing, "_COMPARED", 0.0)
     model = fresh_model("llama").float()
     used: list[bool] = []
     run = TracedExecutor.run
@@ -377,12 +353,11 @@ def test_a_long_call_goes_over_to_packed_weights_in_its_middle(monkeypatch: pyte
     assert all(used)
 
 
+@pytest.mark.usefixtures("traced_at_once")
 @pytest.mark.parametrize("pack", [True, False])
 @pytest.mark.parametrize("traces", [True, False])
-def test_draft_models_are_run_as_the_model_is(traces: bool, pack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_models_are_run_as_the_model_is(traces: bool, pack: bool) -> None:
     """From the middle of the first call on, and as the strategy allows."""
-    monkeypatch.setattr(tracing, "_COST", 0.0)
-    monkeypatch.setattr(tracing, "_COMPARED", 0.0)
     model, draft = fresh_model("llama").float(), fresh_model("llama").float()
     strategy = Lookahead(draft_model=draft, sources=("draft",), nodes=4, traces=traces, pack=pack)
     assert same_as_plain(model, prompts(1, 9), strategy, max_new_tokens=160)
@@ -391,7 +366,6 @@ def test_draft_models_are_run_as_the_model_is(traces: bool, pack: bool, monkeypa
     assert bool(made) == traces
 
 
-@torch.no_grad()
 def test_a_torch_without_the_kernel_packs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(group: Any) -> torch.Tensor:
         raise RuntimeError("unknown builtin op: mkldnn::_linear_pointwise")

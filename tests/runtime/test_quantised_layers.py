@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import F32, fresh_model, prompts, run, same_as_plain
+from helpers.refusals import refuses
 from torch import nn
 
-from lookahead import Lookahead, LookaheadError, quantize
+from lookahead import Lookahead, quantize
 from lookahead.models.code_safety import is_safe
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime import quantised_layers
@@ -111,8 +112,7 @@ def test_copies_and_casts_keep_the_weights_and_nothing_is_saved(tmp_path: Any) -
     twin = deepcopy(model)
     assert run(twin, prompts(1), max_new_tokens=8)[0].tolist() == run(model, prompts(1), max_new_tokens=8)[0].tolist()
     assert model.to(F32).lm_head.scales is twin.lm_head.scales
-    with pytest.raises(LookaheadError, match="cannot be saved"):
-        model.save_pretrained(tmp_path)
+    refuses("cannot be saved", model.save_pretrained, tmp_path)
 
 
 def test_perplexity() -> None:
@@ -139,12 +139,10 @@ def broken() -> dict[str, tuple[Any, Any, str]]:
 def test_what_is_refused(case: str) -> None:
     model, bits, message = broken()[case]
     before = list(map(type, model.modules()))
-    with pytest.raises(LookaheadError, match=message):
-        quantize(model, bits)
+    refuses(message, quantize, model, bits)
     assert list(map(type, model.modules())) == before
 
 
 def test_machines_without_an_exact_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantised_layers, "adds_exactly", lambda: False)
-    with pytest.raises(LookaheadError, match="no exact kernel"):
-        quantize(model_of())
+    refuses("no exact kernel", quantize, model_of())

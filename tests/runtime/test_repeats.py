@@ -16,6 +16,10 @@ def test_the_newest_continuation_is_expected() -> None:
     repeats.learn(0, [1, 2, 4])
     assert repeats.tokens == 1
     assert Repeats([[1, 2]]).tokens == 0
+    for prompt in ([], [1], [1, 1]):
+        repeats = Repeats([prompt])
+        repeats.learn(0, [1, 1, 1, 1, 1])
+        assert repeats.in_a_row >= 2
 
 
 def test_a_batch_is_as_far_as_the_sequence_with_the_fewest() -> None:
@@ -25,13 +29,6 @@ def test_a_batch_is_as_far_as_the_sequence_with_the_fewest() -> None:
     assert (repeats.tokens, repeats.in_a_row) == (0, 0)
     repeats.learn(1, [3, 4, 5, 6, 7])
     assert (repeats.tokens, repeats.in_a_row) == (3, 3)
-
-
-def test_short_prompts() -> None:
-    for prompt in ([], [1], [1, 1]):
-        repeats = Repeats([prompt])
-        repeats.learn(0, [1, 1, 1, 1, 1])
-        assert repeats.in_a_row >= 2
 
 
 def test_a_test_is_run_when_the_text_has_paid_for_it() -> None:

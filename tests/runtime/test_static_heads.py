@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.graphs import StandIn, waiting
-from helpers.medusa import counting
+from helpers.medusa import SMALL, counting
 from helpers.models import VOCAB, prompts, run, same_as_plain
 
 from lookahead import Lookahead
@@ -10,7 +10,6 @@ from lookahead.medusa import Medusa
 from lookahead.runtime.tree import TreeModel
 
 pytestmark = pytest.mark.usefixtures("augmented")
-SMALL = [[0, 0, 0], [0, 1], [1, 0], [2], [3]]
 SAMPLED = [{}, {"do_sample": True}, {"do_sample": True, "temperature": 0.5, "top_k": 8}]
 
 

@@ -12,6 +12,7 @@ from helpers.graphs import view, waiting
 from helpers.marks import BATCH_AND_SAMPLE
 from helpers.models import MODELS, counting_model, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
 from helpers.mtp import deepseek
+from helpers.refusals import refuses
 from helpers.threads import together
 from helpers.views import buffers_of, tree_view
 from torch import Tensor
@@ -66,10 +67,7 @@ def test_shared_keys(made: list[TreeModel]) -> None:
         layer_types=["sliding_attention", "full_attention"] * 2, activation_sparsity_pattern=[0.0] * 4,
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    model, settings = initialised(config), {"max_new_tokens": 20, "do_sample": False}
-    plain, _ = run(model, prompts(2), **settings)
-    ours, _ = run(model, prompts(2), lookahead_strategy=SMALL, **settings)
-    assert torch.equal(ours, plain)
+    same_as_plain(initialised(config), prompts(2), SMALL, max_new_tokens=20)
     assert made[-1].route == "static"
 
 
@@ -187,12 +185,10 @@ def test_buffers_wait_for_the_next_call(made: list[TreeModel], monkeypatch: pyte
 
 def test_inference_mode(made: list[TreeModel]) -> None:
     """Buffers made there are not written outside of it, nor the other way round."""
-    model, settings = fresh_model("llama"), {"max_new_tokens": 8, "do_sample": False}
-    plain, _ = run(model, prompts(1), **settings)
+    model = fresh_model("llama")
     for inside in (True, False, True):
         with torch.inference_mode(inside):
-            ours, _ = run(model, prompts(1), lookahead_strategy=SMALL, **settings)
-        assert ours.tolist() == plain.tolist()
+            same_as_plain(model, prompts(1), SMALL, max_new_tokens=8)
 
 
 def test_leftovers_do_no_harm(made: list[TreeModel]) -> None:
@@ -261,16 +257,12 @@ def test_changing_frequencies(kind: str, made: list[TreeModel]) -> None:
     assert made[-1].route == "dynamic"
 
 
-def test_several_devices() -> None:
-    """A model that is spread over devices has no single stream to capture."""
+def test_models_that_have_none() -> None:
+    """One that is spread over devices has no single stream to capture; flex attention's masks are compiled."""
     model = fresh_model("llama")
     assert static_reason(model, ModelTraits.of(model)) is None
     model.hf_device_map = {"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": "cpu"}
     assert static_reason(model, ModelTraits.of(model)) == "the model lies on several devices"
-
-
-def test_flex_attention() -> None:
-    """Its masks are compiled."""
     model = fresh_model("llama")
     model.config._attn_implementation_internal = "flex_attention"
     assert "flex_attention" in str(static_reason(model, ModelTraits.of(model)))
@@ -326,8 +318,7 @@ def test_a_rejection_is_remembered(made: list[TreeModel], monkeypatch: pytest.Mo
     monkeypatch.setattr(opening, "dynamic_reason", lambda *_: None)
     assert (tries(1), made[-1].route) == (0, "dynamic")
     assert "this many slots" in str(made[-1].executor.reason)
-    with pytest.raises(LookaheadError, match="static=True cannot be used: the model rejects"):
-        tries(1, static=True)
+    refuses("static=True cannot be used: the model rejects", tries, 1, static=True)
     assert (tries(2), tries(2)) == (1, 0)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     assert (tries(1), tries(1)) == (1, 0)

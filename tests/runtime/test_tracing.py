@@ -30,18 +30,11 @@ from lookahead.runtime.tracing import schedule as tracing
 from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces, weights_of
 from lookahead.runtime.tracing.schedule import untraceable
 
-pytestmark = pytest.mark.usefixtures("augmented", "passes_count")
+pytestmark = pytest.mark.usefixtures("augmented", "passes_count", "traced_at_once")
 
 TREE = Kind(batch=1, single=False, masked=True, packed=False)
 NOTHING_DRAFTED = Lookahead(sources=(lambda row: TableSource("nothing", {}),))  # passes of one kind on any machine
 STRATEGIES = [Lookahead(window_size=3, ngram_size=4, verification_set_size=4), Lookahead(nodes=9), Jacobi(block_size=6)]
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One pass is enough for a trace."""
-    monkeypatch.setattr(tracing, "_COST", 0.0)
-    monkeypatch.setattr(tracing, "_COMPARED", 0.0)
 
 
 def known(model: Any) -> Traces:
@@ -306,34 +299,25 @@ def test_experts_that_python_chooses_are_not_traced() -> None:
     assert "reads" in str(found.failure)
 
 
-def test_a_trace_that_is_wrong_is_found_out() -> None:
+@pytest.mark.parametrize(
+    ("break_", "failure"),
+    [
+        (lambda right: lambda *tensors: right(*tensors) + 1.0, "something else"),
+        (lambda right: lambda *tensors: right(*tensors[:-1]), "missing value"),
+    ],
+    ids=["wrong", "cannot be run"],
+)
+def test_a_trace_that_is_broken_is_found_out(break_: Callable[[Any], Any], failure: str) -> None:
     """It is compared again as the history grows; from then on passes are the model's own."""
-    model = fresh_model("llama")
-    same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=8)
-    same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=8)
-    found = known(model)
-    right = found.made[TREE].function
-
-    def wrong(*tensors: Tensor) -> Tensor:
-        return right(*tensors) + 1.0
-
-    found.made[TREE].function = wrong
-    found.made[TREE].slots = 1
-    same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=40)
-    assert "something else" in str(found.failure)
-    assert not found.made
-
-
-def test_a_trace_that_cannot_be_run_any_more() -> None:
-    """The pass is the model's own then, and so are all from there on."""
     model = fresh_model("llama")
     for _ in range(2):
         same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=8)
     found = known(model)
-    right = found.made[TREE].function
-    found.made[TREE].function = lambda *tensors: right(*tensors[:-1])
-    same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=24)
-    assert "missing value" in str(found.failure)
+    trace = found.made[TREE]
+    trace.function, trace.slots = break_(trace.function), 1
+    same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=40)
+    assert failure in str(found.failure)
+    assert not found.made
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {

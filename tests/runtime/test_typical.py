@@ -15,7 +15,7 @@ from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import trace_now, traces_to_measure
 from lookahead.runtime.tree import TreeModel
 
-pytestmark = pytest.mark.usefixtures("augmented")
+pytestmark = pytest.mark.usefixtures("augmented", "no_grad")
 
 TREE = TokenTree.from_paths(3, [[1, 2, 5], [4, 6, 7], [8]])
 
@@ -36,7 +36,6 @@ def started(model: TreeModel) -> TreeModel:
     return model
 
 
-@torch.no_grad()
 def test_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the pass that warms up, nor the one that captures, nor the one that checks the graph."""
     static_buffers.release()
@@ -45,9 +44,9 @@ def test_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(started(view(model)), 6) == [False, False, False, True, True, True]
 
 
-@torch.no_grad()
 def test_passes_without_graphs() -> None:
-    """All but the pass in which buffers grow."""
+    """Of eager passes all, of static ones all but the pass in which buffers grow."""
+    assert told(started(tree_view(fresh_model("llama"))), 3) == [True, True, True]
     static_buffers.release()
     model = started(view(fresh_model("llama")))
     while model.context + len(TREE) <= buffers_of(model).capacity:
@@ -55,13 +54,6 @@ def test_passes_without_graphs() -> None:
     assert told(model, 2) == [False, True]
 
 
-@torch.no_grad()
-def test_eager_passes() -> None:
-    """All of them."""
-    assert told(started(tree_view(fresh_model("llama"))), 3) == [True, True, True]
-
-
-@torch.no_grad()
 def test_compared_traces() -> None:
     """Not the pass in which a trace is compared with the model's own."""
     model = fresh_model("llama")

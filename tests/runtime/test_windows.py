@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import fresh_model, prompts, run, same_outputs, tiny_model
+from helpers.models import fresh_model, prompts, run, same_as_plain, same_outputs, tiny_model
 from transformers import DynamicCache, StaticCache
 
 from lookahead import Jacobi, Lookahead
@@ -56,16 +56,12 @@ def test_texts_scores_and_caches_are_plain_ones(name: str, batch: int, sampled: 
     assert all(size for _, size in held)
 
 
+@pytest.mark.usefixtures("traced_at_once")
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
-def test_traced_passes_slide_along(name: str, held: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "_COST", 0.0)
-    monkeypatch.setattr(schedule, "_COMPARED", 0.0)
-    model, given = fresh_model(name), prompts(1, 20)
-    plain = run(model, given, use_lookahead=False, max_new_tokens=80, do_sample=False)
+def test_traced_passes_slide_along(name: str, held: list[Any]) -> None:
+    model = fresh_model(name)
     for _ in range(3):
-        strategy = Lookahead(nodes=6)
-        ours = run(model, given, use_lookahead=True, lookahead_strategy=strategy, max_new_tokens=80, do_sample=False)
-        assert ours[0].tolist() == plain[0].tolist()
+        same_as_plain(model, prompts(1, 20), Lookahead(nodes=6), max_new_tokens=80)
     assert any(traces.made for traces in schedule._kept.of(model))
     assert max(size for _, size in held) <= 48
 
@@ -154,5 +150,4 @@ def test_a_cache_that_holds_everything_is_left_so() -> None:
         cache = DynamicCache()
         run(model, given | {CACHE: cache}, use_lookahead=use, **settings)
         assert [layer.keys.shape[2] for layer in cache.layers] == [31, 31]
-    in_chunks = run(model, given, use_lookahead=True, prefill_chunk_size=7, **settings)[0].sequences
-    assert in_chunks.tolist() == run(model, given, use_lookahead=False, **settings)[0].sequences.tolist()
+    same_as_plain(model, given, max_new_tokens=12, prefill_chunk_size=7)

@@ -87,16 +87,13 @@ def test_starts(loaded: Any) -> None:
 
 
 def test_a_character_is_shown_when_its_last_byte_is_there(loaded: Any) -> None:
+    """What is held back comes in the end."""
     tokenizer = loaded[1]
     pieces, tokens = Pieces(tokenizer, ["ab"]), tokenizer("€a€abc")["input_ids"]
     assert [pieces.add(token) for token in tokens] == ["", "", "€", "", "", "", "a€", "", "", ""]
     assert pieces.stopped and pieces.close() == ""
     assert b"".join(bytes_of(tokenizer, token) for token in tokens).decode() == "€a€abc"
     assert text_of(tokenizer, tokens) == "€a€abc"
-
-
-def test_what_is_held_back_comes_in_the_end(loaded: Any) -> None:
-    tokenizer = loaded[1]
     pieces, tokens = Pieces(tokenizer, ["abc"]), tokenizer("xab€")["input_ids"][:-1]
     assert "".join(map(pieces.add, tokens)) == "x"
     assert pieces.close() == "ab\ufffd"

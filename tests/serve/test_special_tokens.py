@@ -78,20 +78,16 @@ def text_of(loaded: Any, tokens: list[int]) -> str:
 
 
 def test_some_of_them_did_end_by_a_token_that_is_not_shown(loaded: Any) -> None:
+    """Requests of a batch end so, too."""
     ids = loaded[1](PROMPT)["input_ids"]
     found = [plain(loaded, ids, seed, stop_strings=["<pad>"]) for seed in range(4)]
     assert any(1 < len(tokens) < 60 and tokens[-1] == PAD for tokens in found)
-
-
-def test_requests_of_a_batch_end_so_too(loaded: Any) -> None:
-    ids = loaded[1](PROMPT)["input_ids"]
     body = {"prompt": PROMPT, "seed": 3, "max_tokens": 60, "temperature": 1.3, "stop": "<pad>", "logit_bias": BIAS}
     answerer = Answerer(*loaded, NAME)
     try:
         (outcome,) = answerer.answer([Line(1, "one", False, body)])
     finally:
         answerer.close()
-    assert outcome.record is not None
     usage = outcome.record["response"]["body"]["usage"]
     assert usage["completion_tokens"] == len(plain(loaded, ids, 3, stop_strings=["<pad>"]))
 
@@ -112,7 +108,6 @@ def test_a_chat_ends_where_the_template_ends_a_turn(openai: OpenAI, token: int) 
     """The config names no end token at all; completions go on."""
     given: Any = {"model": NAME, "max_tokens": 9, "temperature": 0, "logit_bias": {str(token): 100}}
     chat = openai.chat.completions.create(messages=[{"role": "user", "content": "x"}], **given)
-    assert chat.usage is not None
     ends = token == SHUT
     assert (chat.usage.completion_tokens, chat.choices[0].finish_reason) == ((1, "stop") if ends else (9, "length"))
     text = openai.completions.create(prompt="x", **given)

@@ -18,6 +18,8 @@ from lookahead.sources.draft_texts import DraftPasses, DraftTexts
 from lookahead.sources.perturbed import BINS
 from lookahead.sources.vocabularies import SameVocabulary
 
+pytestmark = pytest.mark.usefixtures("augmented")
+
 SAME = SameVocabulary(VOCAB, VOCAB)
 
 
@@ -60,7 +62,6 @@ def test_a_draft_models_cache_is_the_texts(name: str, batch: int) -> None:
                         branches[row] += asked[row]
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("settings", [{"nodes": 6}, {"tuning": FLAT}], ids=["fixed", "automatic"])
 def test_all_sequences_are_asked_about_in_one_pass_a_level(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -77,7 +78,6 @@ def test_all_sequences_are_asked_about_in_one_pass_a_level(
     assert len(asked) < 0.6 * sum(asked)
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_model_that_drafts_for_itself_is_right_to_the_end(
@@ -101,7 +101,6 @@ def test_a_model_that_drafts_for_itself_is_right_to_the_end(
     assert set(output.stats.sources) == {"draft"}
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("draft", ["gpt2", "mistral", "gemma3"])
 def test_texts_do_not_change(draft: str) -> None:
     fixed, automatic = ({"draft_model": tiny_model(draft)} | more for more in ({"nodes": 9, "seed": 1}, {}))
@@ -110,7 +109,6 @@ def test_texts_do_not_change(draft: str) -> None:
         same_as_plain(tiny_model("llama"), prompts(batch), Lookahead(**how), **settings)
 
 
-@pytest.mark.usefixtures("augmented")
 def test_a_draft_model_may_end_before_the_text() -> None:
     """Positions that it does not have are not asked about, and what it drafted until then stays right."""
     model = fresh_model("gpt2", 1)
@@ -122,7 +120,6 @@ def test_a_draft_model_may_end_before_the_text() -> None:
     same_as_plain(model, prompts(1, 30), strategy, max_new_tokens=20)
 
 
-@pytest.mark.usefixtures("augmented")
 def test_a_model_with_more_tokens_drafts_for_one_with_fewer() -> None:
     """Vocabularies may be padded: what the model does not have is neither proposed nor fed."""
     small, large = tiny_model("llama"), fresh_model("llama", 2, vocab_size=64)
@@ -132,7 +129,6 @@ def test_a_model_with_more_tokens_drafts_for_one_with_fewer() -> None:
             same_as_plain(model, prompts(2), strategy, max_new_tokens=30, do_sample=sample)
 
 
-@pytest.mark.usefixtures("augmented")
 def test_a_copy_that_rounds_by_what_else_is_in_a_pass() -> None:
     """As quantised activations do: it says a little else in every pass, and drafts all the same."""
     model, draft = fresh_model("llama", 3), fresh_model("llama", 3)
@@ -162,7 +158,6 @@ def test_kinds_fit_their_priors() -> None:
     assert source.spent_ms > 0.0
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 def test_the_ecosystems_own_doors(sample: bool) -> None:
     """``assistant_model`` and ``assistant_early_exit`` beside ``use_lookahead``; without it they are transformers'."""
@@ -180,7 +175,6 @@ def test_the_ecosystems_own_doors(sample: bool) -> None:
     assert sample or same.tolist() == plain[0].tolist()
 
 
-@pytest.mark.usefixtures("augmented")
 def test_the_first_layers_share_the_models_weights() -> None:
     from lookahead.models.early_exit import early_exit
 

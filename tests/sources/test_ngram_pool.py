@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 from helpers.drafting import tokens_of
+from helpers.refusals import refuses
 from helpers.toy import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jacobi import LookaheadError, Path, TokenTree
+from jacobi import Path, TokenTree
 from lookahead.sources import PoolSource
 from lookahead.sources.ngram_pool import NgramPool
 
@@ -94,8 +95,7 @@ def test_add_text_adds_every_ngram(text: list[int], size: int) -> None:
     ],
 )
 def test_impossible_pools(ngram_size: int, per_key: int, capacity: int, message: str) -> None:
-    with pytest.raises(LookaheadError, match=message):
-        NgramPool(ngram_size, per_key, capacity)
+    refuses(message, NgramPool, ngram_size, per_key, capacity)
 
 
 def pool_source(text: Sequence[int]) -> PoolSource:

@@ -132,15 +132,10 @@ def test_shorter_contexts_and_older_rows_are_heard_too() -> None:
 
 
 def test_without_a_line_the_likeliest_comes_first() -> None:
+    """Accepted tokens that only the noise told are counted as plain numbers, which statistics can be written with."""
     source = RecyclingSource(SuccessorTable(), Draw(lambda index: None))
     source.start([1, 2, 3], said([0.0, 1.0, 5.0, *[0.0] * (VOCAB - 3)]))
     assert source.propose(((1, 2, 3), 0))[0][0] == 2
-
-
-def test_accepted_tokens_that_only_the_noise_told_are_counted() -> None:
-    """As plain numbers, which statistics can be written with."""
-    source = RecyclingSource(SuccessorTable(), Draw(lambda index: None))
-    source.start([1, 2, 3], said([0.0, 1.0, 5.0, *[0.0] * (VOCAB - 3)]))
     source.learn(TokenTree.chain(3, [2, 7]), Path([0, 1, 2], [2, 7, 9]), None)
     assert source.by_noise == 1, "the second token's context was new"
     source.learn(TokenTree.chain(9, []), Path([0], [2]), None)

@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import prompts, same_as_plain, tiny_model
+from helpers.refusals import refuses
 
-from jacobi import LookaheadError
 from lookahead import Lookahead
 from lookahead.sources.references import ReferenceSource
+
+pytestmark = pytest.mark.usefixtures("augmented")
 
 
 def written(model: Any, inputs: Any, **settings: Any) -> list[int]:
@@ -31,7 +33,6 @@ def test_candidates_stand_where_the_text_stands() -> None:
     assert source.propose(source.root())[0][0] == 8
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 def test_a_right_reference_doubles_the_tokens_a_pass(sample: bool) -> None:
     model, inputs = tiny_model("llama"), prompts(1)
@@ -46,7 +47,6 @@ def test_a_right_reference_doubles_the_tokens_a_pass(sample: bool) -> None:
     assert passes[2] < passes[0]
 
 
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 def test_wrong_references_change_no_text(sample: bool) -> None:
     wrong = tuple(torch.randint(0, 48, (3, 30), generator=torch.Generator().manual_seed(1)))
@@ -55,18 +55,9 @@ def test_wrong_references_change_no_text(sample: bool) -> None:
         same_as_plain(tiny_model("llama"), prompts(batch), strategy, max_new_tokens=30, do_sample=sample)
 
 
-@pytest.mark.parametrize("given", ["text", 7, [["a"]], [[1, -2]], [[True]], [3, 4], torch.tensor([1, 2])])
-def test_bad_references_are_refused(given: Any) -> None:
-    with pytest.raises(LookaheadError, match="references must be a sequence of texts"):
-        Lookahead(references=given)
-
-
-def test_published_trees_take_none() -> None:
-    with pytest.raises(LookaheadError, match="belongs to the automatic mode"):
-        Lookahead(window_size=3, references=((1, 2),))
-
-
-@pytest.mark.usefixtures("augmented")
-def test_tokens_beyond_the_vocabulary_are_refused() -> None:
-    with pytest.raises(LookaheadError, match="token 48: expected tokens below the model's 48"):
-        tiny_model("llama").generate(**prompts(1), max_new_tokens=5, lookahead_strategy=Lookahead(references=((48,),)))
+def test_bad_references_are_refused() -> None:
+    for given in ("text", 7, [["a"]], [[1, -2]], [[True]], [3, 4], torch.tensor([1, 2])):
+        refuses("references must be a sequence of texts", Lookahead, references=given)
+    refuses("belongs to the automatic mode", Lookahead, window_size=3, references=((1, 2),))
+    beyond = {"lookahead_strategy": Lookahead(references=((48,),)), "max_new_tokens": 5}
+    refuses("token 48: expected tokens below the model's 48", tiny_model("llama").generate, **prompts(1), **beyond)

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import pytest
 import torch
 from helpers.hybrids import hybrid
 from helpers.models import fresh_model, prompts, tiny_model
+from helpers.refusals import refuses
 from transformers import DynamicCache
 
-from lookahead import LookaheadError
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.support.route import Routed, plan
@@ -37,5 +36,4 @@ def test_a_cache_of_other_sequences_is_refused() -> None:
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
             model(input_ids=prompts(1)["input_ids"], **{CACHE: cache})
-        with pytest.raises(LookaheadError, match=f"{CACHE} holds 1 rows: expected 2"):
-            planned(model, cache)
+        refuses(f"{CACHE} holds 1 rows: expected 2", planned, model, cache)

@@ -28,40 +28,25 @@ pytestmark = pytest.mark.usefixtures("self_tested")
     ids=str,
 )
 def test_bad_settings(settings: dict[str, Any], match: str, passes: Passes) -> None:
-    """Impossible numbers, wrong types and unknown fields, given as a dict and made directly."""
+    """Impossible numbers, wrong types and unknown fields, given as a dict."""
     refused(passes, tiny_model("llama"), match, lookahead_strategy=settings)
-    fields = {name: value for name, value in settings.items() if name != "strategy"}
-    made = Jacobi if settings.get("strategy") == "jacobi" else Lookahead
-    if settings.get("strategy", "jacobi") == "jacobi":
-        with pytest.raises(LookaheadError, match=match):
-            made.from_dict(fields)
-        if not match.startswith("Unknown field"):
-            with pytest.raises(LookaheadError, match=match):
-                made(**fields)
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    ["lookahead", 5, [("window_size", 3)], Lookahead, object(), True],
-    ids=lambda given: type(given).__name__,
+    ("settings", "match"),
+    [({"use_lookahead": value}, "use_lookahead must be True or False") for value in ("yes", 1, 0, "", [True])]
+    + [
+        ({"lookahead_strategy": value}, "lookahead_strategy must be")
+        for value in ("lookahead", 5, [("window_size", 3)], Lookahead, object(), True)
+    ]
+    + [
+        ({"lookahead_strategy": Jacobi(initial_guess=[3, VOCAB])}, f"holds token {VOCAB}: this model's vocabulary ends")
+    ],
+    ids=range(12),
 )
-def test_not_a_strategy(strategy: Any, passes: Passes) -> None:
-    """Neither a strategy nor a dict."""
-    refused(passes, tiny_model("llama"), "lookahead_strategy must be", lookahead_strategy=strategy)
-
-
-@pytest.mark.parametrize("value", ["yes", 1, 0, "", [True]], ids=repr)
-def test_use_lookahead_is_a_flag(value: Any, passes: Passes) -> None:
-    """Something that is merely true is more likely a mistake."""
-    refused(passes, tiny_model("llama"), "use_lookahead must be True or False", use_lookahead=value)
-
-
-def test_a_guess_outside_the_vocabulary(passes: Passes) -> None:
-    """Known only when the model is."""
-    strategy = Jacobi(initial_guess=[3, VOCAB])
-    refused(
-        passes, tiny_model("llama"), f"holds token {VOCAB}: this model's vocabulary ends", lookahead_strategy=strategy
-    )
+def test_values_of_other_types(settings: dict[str, Any], match: str, passes: Passes) -> None:
+    """What is merely true is more likely a mistake; a guess is known to be wrong only when the model is."""
+    refused(passes, tiny_model("llama"), match, **settings)
 
 
 @pytest.mark.usefixtures("works_afterwards")
@@ -84,14 +69,9 @@ def test_modes(settings: dict[str, Any], match: str, passes: Passes) -> None:
     if "synced_gpus" not in settings:
         config = GenerationConfig(use_lookahead=True, **settings)
         refused(passes, tiny_model("llama"), match, generation_config=config)
-
-
-def test_continuous_batching(passes: Passes) -> None:
-    """``paged`` decodes in a way of its own."""
-    config = GenerationConfig(use_lookahead=True, cache_implementation="paged")
-    refused(
-        passes, tiny_model("llama"), "cannot be combined with cache_implementation='paged'", generation_config=config
-    )
+    config = GenerationConfig(use_lookahead=True, cache_implementation="paged")  # continuous batching
+    match = "cannot be combined with cache_implementation='paged'"
+    refused(passes, tiny_model("llama"), match, generation_config=config)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import fresh_model, prompts, run
+from helpers.models import fresh_model, prompts, run, same_as_plain, same_tokens
+from helpers.refusals import refuses
 from peft import PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import GenerationMixin, LlamaForCausalLM
 
@@ -38,11 +39,7 @@ def written_plainly(model: Any, name: str) -> None:
     """The text is plain decoding's, of a call and of a scheduler, and the reason names the method."""
     settings: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True}
     for inputs in (prompts(1), prompts(2)):
-        plain, _ = run(model, inputs, **settings)
-        asked: dict[str, Any] = {"use_lookahead": True, "return_dict_in_generate": True}
-        ours, _ = run(model, inputs, **settings, **asked)
-        assert ours.sequences.tolist() == plain.tolist()
-        (reason,) = ours.stats.plain
+        (reason,) = same_as_plain(model, inputs, **settings).stats.plain
         assert f"LlamaForCausalLM.{name} was replaced" in reason
     with Scheduler(model, 2) as scheduler:
         tickets = [scheduler.submit(**prompts(1), **settings, seed=7) for _ in range(3)]
@@ -102,9 +99,8 @@ class Prepares(LlamaForCausalLM):
 def test_a_class_of_ones_own() -> None:
     model = Prepares(fresh_model("llama").config).double().eval()
     model.generation_config.pad_token_id = 0
-    plain, _ = run(model, prompts(2), max_new_tokens=20, do_sample=False)
-    ours, _ = run(model, prompts(2), max_new_tokens=20, do_sample=False, use_lookahead=True)
-    assert replaced_step(model) is None and ours.tolist() == plain.tolist()
+    same_as_plain(model, prompts(2), max_new_tokens=20)
+    assert replaced_step(model) is None
     model.prepare_inputs_for_generation = moved(model.prepare_inputs_for_generation)
     assert route(model)[0] == "plain"
 
@@ -120,12 +116,9 @@ def test_soft_prompts(kind: Any) -> None:
             weight.normal_(generator=torch.Generator().manual_seed(0))
     for inputs in (prompts(1), prompts(2)):
         for settings in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8}):
-            plain, state = run(model, inputs, max_new_tokens=24, **settings)
-            ours, after = run(model, inputs, max_new_tokens=24, use_lookahead=True, **settings)
-            assert ours.tolist() == plain.tolist() and torch.equal(state, after)
-    alone, _ = run(base, prompts(1), max_new_tokens=24, do_sample=False)
-    drafted, _ = run(base, prompts(1), max_new_tokens=24, do_sample=False, use_lookahead=True)
-    assert drafted.tolist() == alone.tolist() and route(base)[0] == "tree", "the base is what it was"
+            same_tokens(model, inputs, max_new_tokens=24, **settings)
+    same_tokens(base, prompts(1), max_new_tokens=24)
+    assert route(base)[0] == "tree", "the base is what it was"
 
 
 def test_a_forward_that_is_replaced_is_judged_anew() -> None:
@@ -155,8 +148,7 @@ def test_a_cache_by_a_name_of_another_version() -> None:
     kind = type("OtherName", (LlamaForCausalLM,), {"forward": forward})
     model = kind(copy.deepcopy(fresh_model("llama").config)).eval()
     match = f"OtherName.forward takes its KV cache as {old}, but transformers .* gives it as {CACHE}"
-    with pytest.raises(LookaheadError, match=match):
-        model.generate(**prompts(1), max_new_tokens=4, use_lookahead=True)
+    refuses(match, model.generate, **prompts(1), max_new_tokens=4, use_lookahead=True)
     assert verdict(model)[0] == "plain"
 
 
@@ -174,11 +166,7 @@ class Loops(LlamaForCausalLM):
 def test_a_model_that_changes_the_number_of_its_caches_layers() -> None:
     model = Loops(fresh_model("llama").config).eval()
     model.generation_config.pad_token_id = 0
-    plain, _ = run(model, prompts(2), max_new_tokens=12, do_sample=True)
-    ours, _ = run(
-        model, prompts(2), max_new_tokens=12, do_sample=True, use_lookahead=True, return_dict_in_generate=True
-    )
-    assert ours.sequences.tolist() == plain.tolist()
+    ours = same_as_plain(model, prompts(2), max_new_tokens=12, do_sample=True)
     reason = "Loops changes its cache's 2 layers to 4 in a pass"
     assert ours.stats.plain == {reason: 1} and verdict(model) == ("plain", reason)
     with Scheduler(model, 2) as scheduler:
@@ -192,14 +180,9 @@ def test_gradient_checkpointing() -> None:
     model = fresh_model("llama")
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable()
-    settings: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True}
-    ours, _ = run(model, prompts(1), use_lookahead=True, **settings)
-    assert not ours.stats.plain
+    assert not same_as_plain(model, prompts(1), max_new_tokens=16).stats.plain
     model.train()
-    plain, _ = run(model, prompts(1), **settings)
-    ours, _ = run(model, prompts(1), use_lookahead=True, **settings)
-    assert ours.sequences.tolist() == plain.sequences.tolist()
-    (reason,) = ours.stats.plain
+    (reason,) = same_as_plain(model, prompts(1), max_new_tokens=16).stats.plain
     assert "checkpoints gradients in training mode" in reason and "model.eval()" in reason
 
 

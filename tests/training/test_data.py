@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.cli import save_tiny_model
+from helpers.refusals import refuses
 from transformers import AutoTokenizer
 
 from jacobi import LookaheadError
@@ -116,21 +117,16 @@ def test_a_folder_is_searched_for_texts_and_lines(tmp_path: Path, caplog: pytest
 )
 def test_bad_lines_are_named(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "d.jsonl").write_text(content)
-    with pytest.raises(LookaheadError, match=message):
-        read_items(tmp_path / "d.jsonl")
+    refuses(message, read_items, tmp_path / "d.jsonl")
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(LookaheadError, match="none does not exist: expected a file or a folder"):
-        read_items(tmp_path / "none")
-    with pytest.raises(LookaheadError, match=r"is empty: expected at least one item; in a folder, files .jsonl .txt"):
-        read_items(tmp_path)
+    refuses("none does not exist: expected a file or a folder", read_items, tmp_path / "none")
+    refuses(r"is empty: expected at least one item; in a folder, files .jsonl .txt", read_items, tmp_path)
     (tmp_path / "a.txt").write_bytes(b"\xff")
-    with pytest.raises(LookaheadError, match=r"a.txt cannot be read"):
-        read_items(tmp_path / "a.txt")
+    refuses(r"a.txt cannot be read", read_items, tmp_path / "a.txt")
     (tmp_path / "a.json").write_text("{}")
-    with pytest.raises(LookaheadError, match=r"a.json holds no list"):
-        read_items(tmp_path / "a.json")
+    refuses(r"a.json holds no list", read_items, tmp_path / "a.json")
 
 
 # --- the split --------------------------------------------------------------------------------------------------
@@ -170,10 +166,8 @@ def test_a_single_text_is_cut() -> None:
 
 
 def test_no_item_left_to_learn_from_is_refused() -> None:
-    with pytest.raises(LookaheadError, match=r"All of the data .1 items. would be held out"):
-        split([Item("a", "b", prompt="c")])
-    with pytest.raises(LookaheadError, match="One in 1 items cannot be held out"):
-        split([Item("a", "b")], 1)
+    refuses(r"All of the data .1 items. would be held out", split, [Item("a", "b", prompt="c")])
+    refuses("One in 1 items cannot be held out", split, [Item("a", "b")], 1)
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------
@@ -197,9 +191,11 @@ def test_only_the_completion_carries_loss(tokenizer: Any) -> None:
     assert example.loss.tolist() == [False, False, True, True, True]
 
 
-def test_prompts_without_a_completion_are_named(tokenizer: Any) -> None:
+def test_items_that_are_too_short_or_have_no_completion_are_named(tokenizer: Any) -> None:
     with pytest.raises(LookaheadError, match=r'f, line 3: the prompt has no "completion" or "response"'):
         encode([Item("f, line 3", prompt="ab")], tokenizer, block_size=9, least=2)
+    with pytest.raises(LookaheadError, match=r"too short \(f, ...\): expected at least one item of 6 tokens.* has 4"):
+        encode([Item("f", "a"), Item("g", "b")], tokenizer, block_size=9, least=6)
 
 
 @pytest.mark.parametrize("template", [TAGGED, ASKS])
@@ -239,13 +235,7 @@ def test_templates_that_cannot_tell_are_refused(
         (example,) = encode([Item("f", messages=TALK)], tokenizer, block_size=99, least=2)
         assert learnt(tokenizer, example) == "cd<end>|fg<end>"
         return
-    with pytest.raises(LookaheadError, match=message):
-        encode([Item("f", messages=TALK)], tokenizer, block_size=99, least=2)
-
-
-def test_data_that_is_too_short_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(LookaheadError, match=r"too short \(f, ...\): expected at least one item of 6 tokens.* has 4"):
-        encode([Item("f", "a"), Item("g", "b")], tokenizer, block_size=9, least=6)
+    refuses(message, encode, [Item("f", messages=TALK)], tokenizer, block_size=99, least=2)
 
 
 def test_prompts_for_own_answers(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

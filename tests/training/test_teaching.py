@@ -12,9 +12,10 @@ from helpers.chat_model import save_chat_model
 from helpers.cli import run
 from helpers.hybrids import fresh_hybrid
 from helpers.models import fresh_model
+from helpers.refusals import refuses
 
 import lookahead
-from lookahead import Lookahead, LookaheadError
+from lookahead import Lookahead
 from lookahead.generation.memories import memory_file
 from lookahead.sources.learned import Learned
 from lookahead.training.teaching import learn
@@ -99,21 +100,18 @@ def test_a_chat_model_asks_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 )
 def test_wrong_arguments_are_told_before_any_work(change: dict[str, Any], match: str, curves: Path) -> None:
     model, tokenizer = lookahead.load_bundled()
-    with pytest.raises(LookaheadError, match=match):
-        learn(model, tokenizer, **change)
+    refuses(match, learn, model, tokenizer, **change)
     assert not list(curves.glob("memory-*"))
 
 
 def test_texts_end_at_the_last_position() -> None:
     model, tokenizer = fresh_model("gpt2"), OneToken()
     assert learn(model, tokenizer, ["x" * 60], tokens=9).stats.emitted >= 9
-    with pytest.raises(LookaheadError, match="reaches position 299"):
-        learn(model, tokenizer, ["x" * 300])
+    refuses("reaches position 299", learn, model, tokenizer, ["x" * 300])
 
 
 def test_a_model_without_trees_is_refused() -> None:
-    with pytest.raises(LookaheadError, match="cannot learn for later"):
-        learn(fresh_hybrid("mamba"), OneToken(), ["x"])
+    refuses("cannot learn for later", learn, fresh_hybrid("mamba"), OneToken(), ["x"])
 
 
 def test_the_command(tmp_path: Path) -> None:

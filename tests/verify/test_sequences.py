@@ -35,6 +35,13 @@ def test_prefixes_follow_what_is_written() -> None:
         assert sequences.texts([1]).tolist() == [[0, 9, 23, *range(2, count + 2)]]
         assert sequences.prefixes().tolist() == [PROMPTS[row] + sequences.written[row] for row in (0, 1)]
     assert sequences.prefixes().is_contiguous()
+    prompt = torch.tensor(PROMPTS)
+    criteria, config = settings()
+    sequences = Sequences(prompt, criteria, config, keep_up=False)
+    sequences.written[0].append(7)
+    sequences.padded().fill_(1)
+    assert sequences.texts([0]).tolist() == [[17, 41, 5, 7]]
+    assert prompt.tolist() == PROMPTS, "the caller's prompt is not written into"
 
 
 def test_shorter_texts_are_padded_with_their_own_last_token() -> None:
@@ -57,16 +64,6 @@ def test_texts_go_on_along_branches() -> None:
     assert sequences.texts([1], [[5]]).tolist() == [[0, 9, 23, 5]]
 
 
-def test_the_callers_prompt_is_not_written_into() -> None:
-    prompt = torch.tensor(PROMPTS)
-    criteria, config = settings()
-    sequences = Sequences(prompt, criteria, config, keep_up=False)
-    sequences.written[0].append(7)
-    sequences.padded().fill_(1)
-    assert sequences.texts([0]).tolist() == [[17, 41, 5, 7]]
-    assert prompt.tolist() == PROMPTS
-
-
 def test_who_keeps_up_is_idle_when_as_long_as_the_longest() -> None:
     """Padding is counted by ``written``, and not by ``lengths``."""
     sequences = drawn(keep_up=True)
@@ -85,9 +82,6 @@ def test_without_an_end_token_nothing_is_padding() -> None:
     sequences.written[1].append(4)
     assert not sequences.pads
     assert sequences.lengths() == [0, 3]
-
-
-def test_lengths_that_are_used_up_or_not_set() -> None:
     assert sequences_of(PROMPTS, length=2).most_new == 0
     assert sequences_of(PROMPTS).most_new > 10_000
     assert not sequences_of([[1]], keep_up=True).keep_up, "a sequence alone has nobody to keep up with"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.refusals import refuses
 from helpers.verifying import scores_of, verifier_of, writes
 from torch import Tensor
 from transformers import LogitsProcessor
@@ -16,7 +17,7 @@ from transformers.generation.logits_process import (
 )
 from transformers.generation.stopping_criteria import StoppingCriteria
 
-from jacobi import LookaheadError, Path, TokenTree
+from jacobi import Path, TokenTree
 
 CHAIN = TokenTree.chain(1, [2, 3, 4])  # nodes 0 to 3
 RIGHT = [2, 3, 4, 5]  # what makes all of it accepted, and 5 the bonus token
@@ -125,8 +126,7 @@ def test_nan_is_told_by_pass_row_and_token(keywords: dict[str, Any]) -> None:
     right = writes([RIGHT, RIGHT])
     verifier.decide([TokenTree(1), TokenTree(1)], writes([[2], [2]], 12))
     right.logits[1, 1] = torch.nan
-    with pytest.raises(LookaheadError, match=r"NaN at step 2 \(row 1, token 3\)"):
-        verifier.decide([CHAIN, CHAIN], scores_of(right.logits))
+    refuses(r"NaN at step 2 \(row 1, token 3\)", verifier.decide, [CHAIN, CHAIN], scores_of(right.logits))
 
 
 def test_nan_that_a_processor_removes_is_none_of_ours() -> None:

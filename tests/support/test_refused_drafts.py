@@ -1,16 +1,26 @@
-"""Draft models that cannot draft: named before any pass of the model, which stays as it was."""
+"""Draft models and heads that cannot draft: named before any pass of the model, which stays as it was."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.eagle import random_network
 from helpers.encoder_decoders import seq2seq_model, sources
 from helpers.hybrids import fresh_hybrid
+from helpers.medusa import random_heads
 from helpers.models import F32, fresh_model, letters_tokenizer, prompts, same_as_plain, tiny_model
-from helpers.refusals import Passes, refused
+from helpers.mtp import with_layers
+from helpers.redrafter import random_head
+from helpers.refusals import Passes, refused, refuses
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from lookahead import Jacobi, Lookahead, LookaheadError
+from lookahead import Jacobi, Lookahead
+from lookahead.eagle import Eagle, EagleHead
+from lookahead.medusa import Medusa
+from lookahead.mtp import Mtp, MtpHeads
+from lookahead.redrafter import ReDrafter
 
 pytestmark = pytest.mark.usefixtures("self_tested")
 
@@ -120,8 +130,7 @@ def test_wrapped_models_draft_as_what_is_inside() -> None:
         output = same_as_plain(tiny_model("llama"), prompts(3), strategy, max_new_tokens=8)
         assert output.stats.steps
         same_as_plain(tiny_model("llama"), prompts(1), assistant_model=draft, max_new_tokens=8)
-    with pytest.raises(LookaheadError, match=r"of the model's own layers: got a Linear\.$"):
-        Lookahead(draft_model=torch.nn.Linear(3, 3))  # type: ignore[arg-type]
+    refuses(r"of the model's own layers: got a Linear\.$", Lookahead, draft_model=torch.nn.Linear(3, 3))
 
 
 @pytest.mark.parametrize(
@@ -140,8 +149,7 @@ def test_wrapped_models_draft_as_what_is_inside() -> None:
     ids=range(9),
 )
 def test_settings(settings: dict[str, Any], match: str) -> None:
-    with pytest.raises(LookaheadError, match=match):
-        Lookahead(**settings)
+    refuses(match, Lookahead, **settings)
 
 
 def test_strategies_that_take_no_assistant(passes: Passes) -> None:
@@ -151,3 +159,42 @@ def test_strategies_that_take_no_assistant(passes: Passes) -> None:
     strategy = Lookahead(draft_model=draft)
     match = "both name a model that drafts"
     refused(passes, tiny_model("llama"), match, assistant_model=draft, lookahead_strategy=strategy)
+
+
+def pair(kind: str, folder: Path) -> tuple[Any, nn.Module, Any]:
+    """A model, a head for it, and how its strategy is made."""
+    model = with_layers(folder, "mimo") if kind == "mtp" else fresh_model("llama")
+    if kind == "mtp":
+        return model, MtpHeads.from_pretrained(model=model), Mtp
+    if kind == "eagle":
+        return model, EagleHead(random_network(1)), Eagle
+    if kind == "redrafter":
+        return model, random_head().to(model.dtype), ReDrafter
+    return model, random_heads(model), Medusa
+
+
+NAMES = {
+    "eagle": "The EAGLE head is",
+    "redrafter": "The ReDrafter head is",
+    "mtp": "The MTP layers are",
+    "medusa": "[Tt]?he.? heads are",
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_heads_that_break_in_memory(kind: str, tmp_path: Path, passes: Passes) -> None:
+    """Before their first use, or after it."""
+    model, head, make = pair(kind, tmp_path)
+    strategy = make(head)
+    same_as_plain(model, prompts(1), strategy, max_new_tokens=6)
+    with torch.no_grad():
+        next(iter(head.parameters())).flatten()[3] = torch.nan
+    refused(passes, model, f"{NAMES[kind]} broken: 1 of .* are NaN or infinite", lookahead_strategy=strategy)
+    refused(passes, model, "broken: 1 of", lookahead_strategy=make(head))
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_heads_elsewhere(kind: str, tmp_path: Path, passes: Passes) -> None:
+    model, head, make = pair(kind, tmp_path)
+    match = "on meta and the model's output layer is on cpu: call .to.'cpu'. on it"
+    refused(passes, model, match, lookahead_strategy=make(head.to("meta")))
