@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -22,8 +23,9 @@ from benchmarks.options import MODES
 from benchmarks.pretrained import built, home_of
 from benchmarks.step_time import WIDTHS, after, curve, random_model
 from lookahead.cli.verify import judged
+from lookahead.runtime import split_attention
 from lookahead.runtime.attention import packed_attention
-from lookahead.runtime.split_attention import RowsMask, chunked, fused_attention
+from lookahead.runtime.split_attention import RowsMask, fused_attention
 from lookahead.tuning import bushy_tree
 
 Row = dict[str, Any]
@@ -174,7 +176,7 @@ def _ways(
     rows, packed = RowsMask(mask, nodes, grouped), query.reshape(1, key.shape[1], grouped * nodes, channels)
 
     def split(length: int | None = None, planned: bool = True) -> Tensor:
-        with nullcontext() if length is None else chunked(length):
+        with nullcontext() if length is None else patch.object(split_attention, "chunk_length", lambda *_: length):
             return fused_attention(packed, key, value, rows, None, planned=planned).reshape(query.shape)
 
     written = int((mask[0, 0, -1] == 0).sum())
@@ -183,7 +185,7 @@ def _ways(
         "packed": lambda: packed_attention(query, key, value, mask, None),
         "split": split,
         "split, unplanned": partial(split, planned=False),
-        **{f"split, chunks of {length}": partial(split, length) for length in chunks},
+        **{f"split, chunks of {length}": partial(split, length, False) for length in chunks},
         "unmasked": lambda: _sdpa(query, key[:, :, :written], value[:, :, :written], None),
     }
     return {name: way for name, way in ways.items() if nodes == 1 or name != "unmasked"}
