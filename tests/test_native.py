@@ -138,11 +138,10 @@ def test_drawn_candidates_are_the_same(seed: int) -> None:
 @built
 @examples(100)
 @given(st.integers(0, 1 << 30))
-def test_rows_are_entered_the_same(seed: int) -> None:
-    """Tags, numbers and links, to the last bit, and what is found by them."""
+def test_rows_are_found_the_same(seed: int) -> None:
     rng = random.Random(seed)
-    vocab, capacity = rng.choice([3, 100, 50_000]), 1 << rng.randrange(12)
-    tables = SuccessorTable(capacity, vocab), SuccessorTable(capacity, vocab)
+    vocab = rng.choice([3, 100, 50_000])
+    table = SuccessorTable(1 << rng.randrange(12), vocab)
 
     def context() -> tuple[int, int, int]:
         return rng.randrange(-1, vocab), rng.randrange(-1, vocab), rng.randrange(vocab)
@@ -152,13 +151,9 @@ def test_rows_are_entered_the_same(seed: int) -> None:
         parents = [-1, *(rng.randrange(node) for node in range(1, count))]
         tokens = [root[2], *(rng.randrange(vocab) for _ in range(1, count))]
         said = Successors(np.array([[rng.randrange(vocab)]] * count, np.int32), np.zeros((count, 1), np.float32))
-        tables[0].put(root, parents, tokens, said)
-        with in_python():
-            tables[1].put(root, parents, tokens, said)
-    for name in ("_entries", "_before"):
-        assert np.array_equal(*(getattr(table, name) for table in tables))
+        table.put(root, parents, tokens, said)
     for each in [context() for _ in range(30)]:
-        in_c, python = either(lambda each=each: RecyclingSource(tables[0]).propose((each, 0)))
+        in_c, python = either(lambda each=each: RecyclingSource(table).propose((each, 0)))
         assert in_c == python
 
 
@@ -177,8 +172,6 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ValueError, match="a row of the table"):
         speedups.heard(settings, *at, (1, 2, 9), None, [(-1, 1.0)])
     assert speedups.heard(settings, *at, (1, 2, 3), None, [])
-    with pytest.raises(ValueError, match="contexts of three tokens"):
-        speedups.put(*at, np.zeros((2, 4), np.int64))
     lines, values, ids = np.zeros((2, 9), np.float32), np.zeros((2, 3), np.float32), np.zeros((2, 3), np.int32)
     speedups.best_of(lines, values, ids)
     shared = np.zeros((2, 9), np.float32)

@@ -18,8 +18,10 @@ from helpers.toy import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jacobi import Successors
 from lookahead import _native
 from lookahead.runtime import ordered_attention
+from lookahead.sources import SuccessorTable
 
 pytestmark = built
 MORE = int(os.environ.get("FUZZ", "1"))
@@ -112,7 +114,7 @@ def anything(rng: random.Random) -> Any:
 def usual(rng: random.Random, name: str) -> list[Any]:
     """Arguments that are right."""
     numbers = np.random.default_rng(rng.getrandbits(30))
-    lines, vocab, width = 3, rng.choice([1, 70, 300]), 4
+    lines, vocab = 3, rng.choice([1, 70, 300])
     logits = numbers.normal(size=(lines, vocab)).astype(np.float32)
     if name == "best_of":
         best = rng.randrange(1, vocab + 1)
@@ -128,22 +130,14 @@ def usual(rng: random.Random, name: str) -> list[Any]:
         warp = (0.7, rng.choice([0, 3]), rng.choice([1.0, 0.9]), rng.choice([0.0, 0.1]))
         how = rng.randrange(lines), rng.randrange(lines), warp, (1e-6, 1e-5, 5)
         return [logits, *rng.choice([(ids, best), (None, None)]), noise, how]
-    arrays = [
-        np.zeros((8, 16), np.uint32),
-        np.zeros((8, 3), np.uint32),
-        np.zeros((8, width), rng.choice(["u2", "i4"])),
-    ]
-    arrays += [numbers.normal(size=(8, width)).astype(np.float32)]
+    table, context = SuccessorTable(8, rng.choice([1 << 16, 1 << 17])), tuple(rng.randrange(2) for _ in range(3))
+    said = numbers.integers(0, vocab, (4, 4), np.int32), numbers.normal(size=(4, 4)).astype(np.float32)
+    table.put(context, [-1, 0, 0, 2], [context[2], 6, 7, 8], Successors(*said))
     if name == "rows":
-        return arrays
-    rows, context = _native.speedups.rows(*arrays), tuple(rng.randrange(2) for _ in range(3))
-    contexts = np.array([context, (*context[1:], 6), (*context[1:], 7), (context[2], 6, 8)], np.int64)
-    if name == "put":
-        return [rows, 16, contexts]
-    _native.speedups.put(rows, 16, contexts)
+        return [table._entries.reshape(-1, 16), table._before, table._tokens, table._logits]
     assert name == "heard"
     settings = (0.7, 0, 1.0, 0.0), 2, (0.5, 2.0, 2.7, 3.3, 0.4, 50.0), np.array([0.01, 0.02, 0.5]), 8, 18
-    return [settings, rows, 20, context, noise_or_none(rng, numbers), [(rng.randrange(8), 0.5)]]
+    return [settings, table.rows, table.written, context, noise_or_none(rng, numbers), [(rng.randrange(8), 0.5)]]
 
 
 def noise_or_none(rng: random.Random, numbers: np.random.Generator) -> Any:
@@ -181,7 +175,7 @@ def spoilt(rng: random.Random, given: Any, act: Callable[[], Any]) -> Any:
 
 
 @examples(250 * MORE)
-@given(st.integers(0, 1 << 40), st.sampled_from(["best_of", "exponential", "drawn", "rows", "put", "heard"]))
+@given(st.integers(0, 1 << 40), st.sampled_from(["best_of", "exponential", "drawn", "rows", "heard"]))
 def test_wrong_arguments_end_by_an_exception(seed: int, name: str) -> None:
     rng = random.Random(seed)
     given = usual(rng, name)
@@ -299,7 +293,7 @@ def test_sources_may_do_anything_while_a_tree_grows(seed: int) -> None:
         assert children[parent][token] == node and depths[node] == depths[parent] + 1
 
 
-@pytest.mark.parametrize("name", ["grow", "rows", "put", "heard", "best_of", "exponential", "drawn"])
+@pytest.mark.parametrize("name", ["grow", "rows", "heard", "best_of", "exponential", "drawn"])
 def test_every_function_counts_its_arguments(name: str) -> None:
     assert {each for each in dir(_native.speedups) if not each.startswith("_")} >= {name}
     for count in range(11):

@@ -1,6 +1,5 @@
 #include "speedups.h"
 
-#define TOGETHER 64 /* rows that are found before any of them is written */
 #define NAME "lookahead._speedups.rows"
 #define PLACES 4 /* of lookahead.sources.successor_table */
 #define WAYS 8 /* entries of a bucket */
@@ -100,46 +99,6 @@ entry_of(const Rows *rows, const long long *context, int place, uint32_t *tag)
             oldest = entry;
     }
     return oldest;
-}
-
-typedef struct { /* a row that is written: in each place its entry, what that is to have, and the row before */
-    uint32_t *entries[PLACES], tags[PLACES], before[PLACES];
-} Row;
-
-/* put(rows, written, contexts): SuccessorTable._put, by int64 [row, 3]. */
-PyObject *
-put(PyObject *module, PyObject *args)
-{
-    Array contexts = {"contexts", "lq", 8, 2};
-    Row made[TOGETHER];
-    PyObject *capsule;
-    unsigned long written;
-    if (!PyArg_ParseTuple(args, "OkO&:put", &capsule, &written, open_array, &contexts))
-        return NULL;
-    Rows *rows = PyCapsule_GetPointer(capsule, NAME);
-    if (contexts.length != 3)
-        PyErr_SetString(PyExc_ValueError, "expected contexts of three tokens");
-    else if (rows != NULL)
-        rows->written = (uint32_t)written;
-    for (Py_ssize_t start = 0, end; !PyErr_Occurred() && start < contexts.lines; start = end) {
-        end = Py_MIN(contexts.lines, start + TOGETHER);
-        for (Py_ssize_t at = start; at < end; at++)
-            for (int place = 0; place < PLACES; place++) {
-                Row *row = made + at - start;
-                uint32_t *entry = entry_of(rows, line_of(&contexts, at), place, row->tags + place);
-                row->entries[place] = entry;
-                row->before[place] = *entry == row->tags[place] ? entry[WAYS] : rows->written + (uint32_t)(at - start);
-            }
-        for (Row *row = made; row < made + (end - start); row++, rows->written++)
-            for (int place = 0; place < PLACES; place++) {
-                row->entries[place][0] = row->tags[place];
-                row->entries[place][WAYS] = rows->written;
-                if (place < PLACES - 1)
-                    before_of(rows, rows->written)[place] = row->before[place];
-            }
-    }
-    close_arrays(&contexts, 1);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 typedef struct { /* a row that votes: tokens of the context that it is known by, rows written after it, its votes */

@@ -24,6 +24,7 @@ _FACTORS = (  # of a context's tokens, by place: odd, or 0 for those that do not
     (0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0),
 )
 _MIXED = 0xFF51AFD7ED558CCD  # the multiplier of MurmurHash3's finalizer
+_BY_TOKEN, _BY_PLACE, _HALF = np.array(_FACTORS, np.uint64).T, np.arange(PLACES, dtype=np.uint64), np.uint64(32)
 _LOW, _WHOLE = (int(np.iinfo(kind).max) for kind in (np.uint32, np.uint64))
 
 
@@ -91,10 +92,7 @@ class SuccessorTable:
         contexts[:, -1], contexts[0] = tokens, root
         for place in range(_ORDERS - 2, -1, -1):  # what stands before a node's token ends its parent's context
             contexts[1:, place] = contexts[above, place + 1]
-        if _native.speedups is not None:
-            _native.speedups.put(self.rows, self.written, contexts)
-        else:
-            self._put(contexts)
+        self._enter(contexts.view(np.uint64))
         rows: slice | np.ndarray = slice(first := self.written % self.capacity, first + count)
         if first + count > self.capacity:
             rows = (first + np.arange(count)) % self.capacity
@@ -103,23 +101,22 @@ class SuccessorTable:
             self._tokens[rows, width:], self._logits[rows, width:] = 0, -np.inf
         self.written = (self.written + count) & _LOW
 
-    def _put(self, contexts: np.ndarray) -> None:
+    def _enter(self, contexts: np.ndarray) -> None:
         """Enter the next rows as those of ``contexts`` ``[row, 3]``."""
-        known, factors, last = contexts.astype(np.uint64), np.array(_FACTORS, np.uint64).T, len(self._entries) - 1
-        places = np.arange(PLACES, dtype=np.uint64)
+        flat = self._entries.reshape(-1)
         for start in range(0, len(contexts), _TOGETHER):
-            hashed: np.ndarray = known[start : start + _TOGETHER] @ factors + places  # [row, place]
-            hashed = (hashed ^ (hashed >> np.uint64(32))) * np.uint64(_MIXED)
-            first = np.uint32(self.written + start & _LOW)
-            numbers = first + np.arange(len(hashed), dtype=np.uint32)
-            buckets, tags = hashed >> np.uint64(32) & np.uint64(last), hashed.astype(np.uint32)
-            same = self._entries[buckets, 0] == tags[..., None]  # [row, place, way]
-            found, others = same.any(-1), self._entries[buckets, 1]
-            ways = np.where(found, same.argmax(-1), (first - others).argmax(-1))
-            before = np.take_along_axis(others, ways[..., None], -1)[..., 0]
-            before = np.where(found, before, numbers[:, None])
-            self._before[numbers % self.capacity] = before[:, :_ORDERS]
-            self._entries[buckets, 0, ways], self._entries[buckets, 1, ways] = tags, numbers[:, None]
+            hashed: np.ndarray = contexts[start : start + _TOGETHER] @ _BY_TOKEN + _BY_PLACE  # [row, place]
+            hashed = (hashed ^ (hashed >> _HALF)) * np.uint64(_MIXED)
+            buckets = (hashed >> _HALF).view(np.int64) & (len(self._entries) - 1)
+            tags, numbers = hashed.astype(np.uint32), np.arange(len(hashed), dtype=np.uint32)[:, None]
+            numbers += np.uint32(self.written + start & _LOW)
+            lines = self._entries.take(buckets, 0)  # [row, place, tags and numbers, way]
+            ages = numbers[..., None] - lines[:, :, 1]
+            ages[lines[:, :, 0] == tags[..., None]] = _LOW  # if it is there, that way; else the oldest one
+            places = buckets * (2 * _WAYS) + ages.argmax(-1)
+            before = np.where(flat.take(places) == tags, flat.take(places + _WAYS), numbers)
+            self._before[numbers[:, 0] & (self.capacity - 1)] = before[:, :_ORDERS]
+            flat[places], flat[places + _WAYS] = tags, numbers
 
     def _last(self, context: Context, order: int) -> int | None:
         """The number of the last row of the suffix of ``context`` with so many tokens."""
