@@ -22,7 +22,6 @@ def _loaded() -> tuple[Any, str]:
 
 
 speedups, missing = _loaded()
-rows: Any = getattr(speedups, "rows", lambda *arrays: None)  # holds arrays for C, also while a test hides the rest
 
 
 @cache

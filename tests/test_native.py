@@ -169,6 +169,8 @@ def test_what_is_wrong_is_said() -> None:
         speedups.heard(settings, *at, (1, 2), None, [])
     with pytest.raises(ValueError, match="a list, and less than 10 rows"):
         speedups.heard(settings, *at, (1, 2, 3), None, ())
+    with pytest.raises(ValueError, match="expected entries"):
+        speedups.heard(settings, (*table.rows[:2], np.zeros((9, 2), np.int32), table.rows[3]), 1, (1, 2, 3), None, [])
     with pytest.raises(ValueError, match="a row of the table"):
         speedups.heard(settings, *at, (1, 2, 9), None, [(-1, 1.0)])
     assert speedups.heard(settings, *at, (1, 2, 3), None, [])

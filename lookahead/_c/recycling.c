@@ -1,6 +1,5 @@
 #include "speedups.h"
 
-#define NAME "lookahead._speedups.rows"
 #define PLACES 4 /* of lookahead.sources.successor_table */
 #define WAYS 8 /* entries of a bucket */
 #define MOST_ROWS 30 /* that one node is told by */
@@ -12,52 +11,30 @@ static const uint64_t FACTORS[PLACES][3] = { /* of a context's tokens: successor
     {0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0},
 };
 
-enum { /* a table's arrays */
+enum { /* the arrays that `heard` is given: a table's, and others */
     ENTRIES, /* [bucket, 2 WAYS] of uint32: tags, and the numbers of their rows */
     BEFORE,  /* [row, 3] of uint32: the number of the row that its context of so many tokens had before */
     TOKENS,  /* [row, width] of uint16 or int32, best first */
     LOGITS,
+    BOUNDS,
+    LINE,
     ARRAYS,
 };
 
-typedef struct { /* SuccessorTable.rows, in a capsule that holds them */
-    Array arrays[ARRAYS];
+typedef struct { /* SuccessorTable.rows */
+    const Array *arrays;
     Py_ssize_t width, capacity;
-    uint32_t written; /* the next row's number, as it is told in each call */
+    uint32_t written; /* the next row's number */
 } Rows;
 
-static void
-free_rows(PyObject *capsule)
+/* Whether a table's arrays fit together. */
+static int
+is_table(const Rows *rows)
 {
-    Rows *rows = PyCapsule_GetPointer(capsule, NAME);
-    close_arrays(rows->arrays, ARRAYS);
-    PyMem_Free(rows);
-}
-
-/* rows(entries, before, tokens, logits): SuccessorTable.rows. */
-PyObject *
-rows(PyObject *module, PyObject *args)
-{
-    Rows found = {{{"entries", "IL", 4, 2, WRITTEN}, {"before", "IL", 4, 2, WRITTEN}, {"tokens", "hHil", 0, 2},
-                   {"logits", FLOAT32, 2}}};
-    Array *entries = found.arrays + ENTRIES, *before = found.arrays + BEFORE, *tokens = found.arrays + TOKENS;
-    Array *logits = found.arrays + LOGITS;
-    if (!PyArg_ParseTuple(args, "O&O&O&O&:rows", open_array, entries, open_array, before, open_array, tokens,
-                          open_array, logits) || share_memory(found.arrays, ARRAYS))
-        return NULL;
-    found.capacity = logits->lines;
-    found.width = logits->length;
-    if (!entries->lines || entries->lines & (entries->lines - 1) || entries->length != 2 * WAYS || !found.capacity ||
-        found.capacity & (found.capacity - 1) || before->lines != found.capacity || before->length != 3 ||
-        tokens->lines != found.capacity || tokens->length != found.width)
-        PyErr_SetString(PyExc_ValueError, "expected entries [2^n, 16], before [2^n, 3], tokens, logits [2^n, rank]");
-    Rows *held = PyErr_Occurred() ? NULL : PyMem_New(Rows, 1);
-    PyObject *capsule = held == NULL ? NULL : PyCapsule_New(memcpy(held, &found, sizeof(Rows)), NAME, free_rows);
-    if (capsule == NULL) {
-        close_arrays(found.arrays, ARRAYS);
-        PyMem_Free(held);
-    }
-    return capsule != NULL || PyErr_Occurred() ? capsule : PyErr_NoMemory();
+    const Array *entries = rows->arrays + ENTRIES, *before = rows->arrays + BEFORE, *tokens = rows->arrays + TOKENS;
+    return entries->lines && !(entries->lines & (entries->lines - 1)) && entries->length == 2 * WAYS &&
+           rows->capacity && !(rows->capacity & (rows->capacity - 1)) && before->lines == rows->capacity &&
+           before->length == 3 && tokens->lines == rows->capacity && tokens->length == rows->width;
 }
 
 /* The numbers of the rows that its contexts had before the one of a number. */
@@ -231,49 +208,52 @@ offered(Draw *draw, Py_ssize_t most, const Array *bounds, long first)
     return found;
 }
 
-/* heard((warp, most, votes, bounds, best, begun), rows, written, context, line, near): RecyclingSource._heard; `line`
- * has the noise of each token, or is None. */
+/* heard((warp, most, votes, bounds, best, begun), (entries, before, tokens, logits), written, context, line, near):
+ * RecyclingSource._heard; `line` has the noise of each token, or is None. */
 PyObject *
 heard(PyObject *module, PyObject *args)
 {
     Draw draw = {{0}};
-    Array arrays[] = {{"bounds", "d", 8, 1}, {"line", FLOAT32, 1, OPTIONAL}}, *bounds = arrays, *line = arrays + 1;
-    PyObject *capsule, *context, *near, *offer = NULL;
+    Array arrays[ARRAYS] = {{"entries", "IL", 4, 2}, {"before", "IL", 4, 2}, {"tokens", "hHil", 0, 2},
+                            {"logits", FLOAT32, 2}, {"bounds", "d", 8, 1}, {"line", FLOAT32, 1, OPTIONAL}};
+    const Array *bounds = arrays + BOUNDS;
+    PyObject *context, *near, *offer = NULL;
     Py_ssize_t best;
     int most, known = -1;
     long begun;
     unsigned long written;
     double votes[6], whole = 0.0;
     Voter voters[MOST_ROWS];
-    if (!PyArg_ParseTuple(args, "(O&i(dddddd)O&nl)OkOO&O:heard", read_warp, &draw.warp, &most, votes, votes + 1,
-                          votes + 2, votes + 3, votes + 4, votes + 5, open_array, bounds, &best, &begun, &capsule,
-                          &written, &context, open_array, line, &near))
+    if (!PyArg_ParseTuple(args, "(O&i(dddddd)O&nl)(O&O&O&O&)kOO&O:heard", read_warp, &draw.warp, &most, votes, votes + 1,
+                          votes + 2, votes + 3, votes + 4, votes + 5, open_array, arrays + BOUNDS, &best, &begun,
+                          open_array, arrays + ENTRIES, open_array, arrays + BEFORE, open_array, arrays + TOKENS,
+                          open_array, arrays + LOGITS, &written, &context, open_array, arrays + LINE, &near))
         return NULL;
-    Rows *rows = PyCapsule_GetPointer(capsule, NAME);
+    const Rows rows = {arrays, arrays[LOGITS].length, arrays[LOGITS].lines, (uint32_t)written};
     if (most < 0 || most >= MOST_ROWS / 3 || best < 0 || !PyList_Check(near))
         PyErr_Format(PyExc_ValueError, "expected a list, and less than %d rows", MOST_ROWS / 3);
     else if (bounds->length < 2)
         PyErr_SetString(PyExc_ValueError, "expected two bounds or more");
-    else if (rows != NULL) {
-        rows->written = (uint32_t)written;
-        known = find_voters(rows, context, most, votes, near, voters);
-    }
-    draw.shares = known < 0 ? NULL : PyMem_New(Share, (known + 1) * rows->width); /* and room for weights */
+    else if (!is_table(&rows))
+        PyErr_SetString(PyExc_ValueError, "expected entries [2^n, 16], before [2^n, 3], tokens, logits [2^n, rank]");
+    else
+        known = find_voters(&rows, context, most, votes, near, voters);
+    draw.shares = known < 0 ? NULL : PyMem_New(Share, (known + 1) * rows.width); /* and room for weights */
     if (draw.shares != NULL) {
-        draw.weights = (float *)(draw.shares + known * rows->width);
-        draw.noise = (const float *)line->data;
-        draw.vocab = line->length;
+        draw.weights = (float *)(draw.shares + known * rows.width);
+        draw.noise = (const float *)arrays[LINE].data;
+        draw.vocab = arrays[LINE].length;
         draw.least = ((const double *)bounds->data)[1];
         for (int at = 0; at < known; at++)
             whole += voters[at].votes;
         for (int at = 0; at < known; at++)
-            add_row(&draw, rows, voters[at].row, voters[at].votes / whole);
-        int others = known && voters->order && voters->age >= rows->written - (uint32_t)begun; /* only they had it */
+            add_row(&draw, &rows, voters[at].row, voters[at].votes / whole);
+        int others = known && voters->order && voters->age >= rows.written - (uint32_t)begun; /* only they had it */
         long first = known ? place_of_order(voters->order) + (others ? PLACES : 0) : 0;
         offer = offered(&draw, best, bounds, first * (long)(bounds->length + 1));
     } else if (known >= 0)
         PyErr_NoMemory();
     PyMem_Free(draw.shares);
-    close_arrays(arrays, 2);
+    close_arrays(arrays, ARRAYS);
     return offer;
 }

@@ -116,7 +116,7 @@ int attend(const Lines *arrays, Py_ssize_t channels, float scale, unsigned threa
 int append(PyObject *list, PyObject *item);
 
 #define FUNCTION(name) PyObject *name(PyObject *module, PyObject *args);
-#define EACH(kind) kind(grow) kind(rows) kind(heard) kind(best_of) kind(exponential) kind(drawn) kind(operations)
+#define EACH(kind) kind(grow) kind(heard) kind(best_of) kind(exponential) kind(drawn) kind(operations)
 EACH(FUNCTION)
 
 #endif

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from jacobi import LookaheadError, Successors
-from lookahead import _native
 
 Context = tuple[int, int, int]
 BEFORE = -1  # stands for the tokens before the text's first
@@ -60,7 +59,7 @@ class SuccessorTable:
         width: tokens of a row, at first.
 
     Attributes:
-        rows: all of them, and how they are found, as functions in C read them; None where nothing is built.
+        rows: all of them, and how they are found, as functions in C read them.
         written: the next row's number.
     """
 
@@ -78,7 +77,8 @@ class SuccessorTable:
         self._logits = np.empty((self.capacity, width), np.float32)
         self._before = np.zeros((self.capacity, _ORDERS), np.uint32)
         self._entries = np.zeros((max(_LEAST, self.capacity), 2, _WAYS), np.uint32)  # tags, numbers
-        self.rows = _native.rows(self._entries.reshape(-1, 2 * _WAYS), self._before, self._tokens, self._logits)
+        arrays = self._entries.reshape(-1, 2 * _WAYS), self._before, self._tokens, self._logits
+        self.rows = tuple(array.data for array in arrays)
 
     def put(self, root: Context, parents: Sequence[int], tokens: Sequence[int], said: Successors) -> None:
         """Write down what the model said after each node of a tree: the first lines of ``said``. ``root`` is the first
