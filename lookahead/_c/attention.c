@@ -13,11 +13,11 @@
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Bits __attribute__((vector_size(4 * LANES), aligned(4)));
 
-enum { QUERIES, OUTPUT, K, V, MASK, SEQUENCES };
+enum { QUERIES, K, V, MASK, SEQUENCES, OUTPUT };
 enum { START, LENGTH, BASE, DEPTHS }; /* of a sequence: first slot, slots, first slot of its nodes, their depths */
 
 typedef struct {
-    const Lines *arrays;
+    const View *tensors;
     Py_ssize_t nodes, group, channels, padded, slots; /* padded: channels, up to whole vectors */
     Py_ssize_t key_heads, tiles, next, count;         /* of a sequence, of a key head; untaken and all tiles */
     float scale;
@@ -25,9 +25,9 @@ typedef struct {
 } Attention;
 
 typedef struct { /* one tile, and room for what it reads */
-    Py_ssize_t line, rows, nodes[LANES], heads[LANES]; /* of keys; of each row */
-    Lanes *queries, *scores, *seen;                    /* of a channel; of a key: of what is hidden 0, else 1 */
-    float *keys, *values, *sums;                       /* [key, channel], the same, [row, channel] */
+    Py_ssize_t sequence, head, rows, nodes[LANES], heads[LANES]; /* of keys; of each row */
+    Lanes *queries, *scores, *seen; /* of a channel; of a key: of what is hidden 0, else 1 */
+    float *keys, *values, *sums;    /* [key, channel], the same, [row, channel] */
     Lanes highest, whole, scales;
 } Tile;
 
@@ -89,15 +89,21 @@ add_values(const Tile *tile, Py_ssize_t count, Py_ssize_t padded)
         }
 }
 
+static inline const int32_t *
+places_of(const Attention *of, Py_ssize_t sequence)
+{
+    return (const int32_t *)of->tensors[SEQUENCES].data + sequence * of->tensors[SEQUENCES].strides[0];
+}
+
 /* Read keys and values behind `count` others, and which rows see them; those that none sees are left out. */
 static Py_ssize_t
 read_keys(const Attention *of, const Tile *tile, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t count)
 {
-    const Lines *mask = of->arrays + MASK;
+    const View *mask = of->tensors + MASK;
     float any = 0.0f, seen[LANES];
     for (int row = 0; row < LANES; row++) {
         int hidden = 0, again = row && tile->nodes[row] == tile->nodes[row - 1];
-        const int16_t *shown = mask->length && !again ? place_of(mask, tile->nodes[row]) : NULL;
+        const int16_t *shown = mask->count && !again ? line_in(mask, tile->sequence, 0, tile->nodes[row]) : NULL;
         for (Py_ssize_t slot = start; shown != NULL && slot < stop; slot++)
             hidden |= shown[slot] < 0;
         any += seen[row] = again ? seen[row - 1] : !hidden;
@@ -108,10 +114,10 @@ read_keys(const Attention *of, const Tile *tile, Py_ssize_t start, Py_ssize_t st
         return count;
     }
     for (Py_ssize_t slot = start; any > 0.0f && slot < stop; slot++, count++) {
-        Py_ssize_t from = slot * of->channels, to = count * of->padded;
+        Py_ssize_t to = count * of->padded;
         memcpy(tile->seen + count, seen, sizeof(seen));
-        widen((uint16_t *)place_of(of->arrays + K, tile->line) + from, tile->keys + to, of->channels);
-        widen((uint16_t *)place_of(of->arrays + V, tile->line) + from, tile->values + to, of->channels);
+        widen(line_in(of->tensors + K, tile->sequence, tile->head, slot), tile->keys + to, of->channels);
+        widen(line_in(of->tensors + V, tile->sequence, tile->head, slot), tile->values + to, of->channels);
     }
     return count;
 }
@@ -123,18 +129,19 @@ attend_tile(const Attention *of, Tile *tile, Py_ssize_t number)
 {
     Py_ssize_t first = number % of->tiles * LANES, all = of->nodes * of->group, size = of->channels;
     Py_ssize_t sequence = number / of->tiles / of->key_heads, fresh = of->slots - of->nodes;
-    const int32_t *place = place_of(of->arrays + SEQUENCES, sequence);
+    const int32_t *place = places_of(of, sequence);
     Py_ssize_t text = place[START] - place[BASE] + fresh, length = place[LENGTH] - place[START]; /* where it begins */
-    tile->line = number / of->tiles;
+    tile->sequence = sequence;
+    tile->head = number / of->tiles % of->key_heads;
     tile->rows = Py_MIN(LANES, all - first);
     tile->highest = (Lanes){0} - 1e30f;
     tile->whole = (Lanes){0};
     memset(tile->sums, 0, LANES * of->padded * sizeof(float));
     for (Py_ssize_t row = 0; row < LANES; row++) { /* the last row again, where there are fewer */
         Py_ssize_t each = Py_MIN(first + row, all - 1);
-        tile->nodes[row] = sequence * of->nodes + each / of->group;
-        tile->heads[row] = tile->line % of->key_heads * of->group + each % of->group;
-        widen((uint16_t *)place_of(of->arrays + QUERIES, tile->nodes[row]) + tile->heads[row] * size, tile->keys, size);
+        tile->nodes[row] = each / of->group;
+        tile->heads[row] = tile->head * of->group + each % of->group;
+        widen(line_in(of->tensors + QUERIES, sequence, tile->heads[row], tile->nodes[row]), tile->keys, size);
         for (Py_ssize_t at = 0; at < size; at++)
             tile->queries[at][row] = tile->keys[at];
     }
@@ -149,7 +156,7 @@ attend_tile(const Attention *of, Tile *tile, Py_ssize_t number)
         add_values(tile, count, of->padded);
     }
     for (Py_ssize_t row = 0; row < tile->rows; row++) {
-        uint16_t *into = (uint16_t *)place_of(of->arrays + OUTPUT, tile->nodes[row]) + tile->heads[row] * size;
+        uint16_t *into = line_in(of->tensors + OUTPUT, sequence, tile->heads[row], tile->nodes[row]);
         for (Py_ssize_t at = 0; at < size; at++)
             into[at] = narrowed(tile->sums[row * of->padded + at] / tile->whole[row]);
     }
@@ -172,30 +179,36 @@ attend_tiles(void *given)
     free(room);
 }
 
-/* Whether arrays of so many channels, and what sequences say of them, fit together. */
 static int
-is_sound(Attention *of, Py_ssize_t size)
+is_of_sizes(const View *tensor, int64_t batch, int64_t heads, int64_t lines, int64_t size)
 {
-    const Lines *each = of->arrays;
-    Py_ssize_t batch = each[SEQUENCES].lines, rows = each[QUERIES].lines, lines = each[K].lines;
-    if (batch < 1 || size < 1 || rows < batch || lines < batch)
+    const int64_t *sizes = tensor->sizes;
+    return sizes[0] == batch && sizes[1] == heads && sizes[2] == lines && sizes[3] == size;
+}
+
+/* Whether tensors, and what sequences say of them, fit together. */
+static int
+is_sound(Attention *of)
+{
+    const View *queries = of->tensors + QUERIES, *keys = of->tensors + K, *mask = of->tensors + MASK;
+    const int64_t batch = queries->sizes[0], *sequences = of->tensors[SEQUENCES].sizes;
+    of->nodes = queries->sizes[2];
+    of->channels = queries->last;
+    of->key_heads = keys->sizes[1];
+    of->slots = keys->sizes[2];
+    if (batch < 1 || of->nodes < 1 || of->channels < 1 || of->key_heads < 1)
         return 0;
-    of->channels = size;
-    of->padded = (size + LANES - 1) / LANES * LANES;
-    of->slots = each[K].length / size;
-    of->nodes = rows / batch;
-    of->key_heads = lines / batch;
-    of->group = each[QUERIES].length / size / of->key_heads;
+    of->padded = (of->channels + LANES - 1) / LANES * LANES;
+    of->group = queries->sizes[1] / of->key_heads;
     of->tiles = (of->nodes * of->group + LANES - 1) / LANES;
-    of->count = lines * of->tiles;
-    int sound = of->group > 0 && rows == batch * of->nodes && lines == batch * of->key_heads &&
-                each[QUERIES].length == of->group * of->key_heads * size && each[K].length == of->slots * size &&
-                of->slots >= of->nodes && each[SEQUENCES].length == DEPTHS + of->nodes &&
-                (!each[MASK].length || (each[MASK].lines == rows && each[MASK].length == of->slots));
-    for (int at = OUTPUT; at <= V; at += 2)
-        sound &= each[at].lines == each[at - 1].lines && each[at].length == each[at - 1].length;
+    of->count = batch * of->key_heads * of->tiles;
+    int sound = of->group > 0 && queries->sizes[1] == of->group * of->key_heads && of->slots >= of->nodes &&
+                is_of_sizes(keys, batch, of->key_heads, of->slots, of->channels) &&
+                is_of_sizes(of->tensors + V, batch, of->key_heads, of->slots, of->channels) &&
+                (!mask->count || is_of_sizes(mask, batch, 1, of->nodes, of->slots)) &&
+                sequences[0] == batch && sequences[1] == DEPTHS + of->nodes;
     for (Py_ssize_t at = 0; sound && at < batch * of->nodes; at++) {
-        const int32_t *place = place_of(each + SEQUENCES, at / of->nodes), depth = place[DEPTHS + at % of->nodes];
+        const int32_t *place = places_of(of, at / of->nodes), depth = place[DEPTHS + at % of->nodes];
         sound = 0 <= place[START] && place[START] <= place[LENGTH] && place[LENGTH] <= place[BASE] &&
                 place[BASE] >= of->slots - of->nodes && 0 <= depth && depth < of->nodes;
     }
@@ -203,22 +216,24 @@ is_sound(Attention *of, Py_ssize_t size)
 }
 
 int
-attend(const Lines *arrays, Py_ssize_t channels, float scale, unsigned threads)
+attend(const View *tensors, float scale)
 {
-    Attention of = {.arrays = arrays, .scale = scale};
+    Attention of = {.tensors = tensors, .scale = scale};
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
-    if (!is_sound(&of, channels))
+    int (*threads)(void) = NULL;
+    if (!is_sound(&of))
         return 1;
 #ifdef __gnu_linux__ /* torch's own threads, where its library is found: others would wait beside them */
-    *(void **)&parallel = threads > 1 && of.count > 1 ? dlsym(RTLD_DEFAULT, "GOMP_parallel") : NULL;
+    *(void **)&threads = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
+    *(void **)&parallel = threads != NULL && threads() > 1 && of.count > 1 ? dlsym(RTLD_DEFAULT, "GOMP_parallel") : NULL;
 #endif
     if (parallel != NULL)
-        parallel(attend_tiles, &of, (unsigned)Py_MIN((Py_ssize_t)threads, of.count), 0);
+        parallel(attend_tiles, &of, (unsigned)Py_MIN((Py_ssize_t)threads(), of.count), 0);
     else
         attend_tiles(&of);
-    return -of.failed;
+    return of.failed;
 }
 #else
 int
-attend(const Lines *arrays, Py_ssize_t channels, float scale, unsigned threads) { return 1; }
+attend(const View *tensors, float scale) { return 1; }
 #endif

@@ -32,13 +32,6 @@ static const struct {
     void *place;
 } needed[] = {NEEDED(FOUND)};
 
-typedef struct {
-    Handle handle;
-    int64_t axes, *sizes, *strides, count, last; /* numbers in all, and of the last axis, which lie side by side */
-    int is_wide;                                 /* of four bytes, else of two */
-    char *data;
-} View;
-
 /* A tensor of so many axes, 0 = any, and of float32 or bfloat16 or, if `whole`, of int32. */
 static int
 view(Value given, View *of, int64_t axes, int whole)
@@ -176,15 +169,6 @@ rotate_line(const char *line, const char *cosines, const char *sines, char *rest
     }
 }
 
-/* Where the line of a sequence, head and node begins; of axes that have one place it is everybody's. */
-static inline char *
-line_in(const View *of, int64_t sequence, int64_t head, int64_t node)
-{
-    int64_t at = of->sizes[0] > 1 ? sequence * of->strides[0] : 0;
-    at += (of->sizes[1] > 1 ? head * of->strides[1] : 0) + (of->sizes[2] > 1 ? node * of->strides[2] : 0);
-    return of->data + at * (of->is_wide ? 4 : 2);
-}
-
 /* rotated(states, cosines, sines): rotary positions of states [batch, head, node, channel]; angles [batch or 1, 1, node,
  * channel]. */
 static void
@@ -207,44 +191,23 @@ rotated(Value *stack, uint64_t inputs, uint64_t outputs)
     answer(stack, 3, copy);
 }
 
-/* Lines of attention's: one for each place on an axis of each sequence, with the numbers of all other axes from `first`
- * on; 0 if those do not lie side by side. */
-static int
-lines_of(const View *of, int axis, int first, Lines *lines)
-{
-    int64_t size = 1, bytes = of->is_wide ? 4 : 2;
-    for (int at = (int)of->axes; at-- > first; size *= at == axis ? 1 : of->sizes[at])
-        if (at != axis && of->sizes[at] != 1 && of->strides[at] != size)
-            return 0;
-    *lines = (Lines){of->data, of->sizes[0] * of->sizes[axis], size, Py_MAX(1, of->sizes[axis]), of->strides[axis] * bytes,
-                     of->strides[0] * bytes};
-    return 1;
-}
-
-/* attended(queries, keys, values, mask, sequences, scale): attention of queries [batch, head, node, channel] whose heads
- * lie side by side; the others are as lookahead.runtime.ordered_attention says, the mask of no size if there is none. */
+/* attended(queries, keys, values, mask, sequences, scale): see `attend`. */
 static void
 attended(Value *stack, uint64_t inputs, uint64_t outputs)
 {
-    View each[5], made;
-    Lines arrays[6];
+    View each[6];
     Handle copy = NULL;
     double scale;
-    int (*threads)(void), sound = 1;
+    int sound = 1;
     memcpy(&scale, stack + 5, sizeof(scale));
     for (int at = 0; at < 5; at++)
         sound &= view(stack[at], each + at, at == 4 ? 2 : 4, at == 4) && each[at].is_wide == (at == 4);
-    if (sound && each[4].sizes[0] == each->sizes[0] && !aoti_torch_clone(each->handle, &copy)) {
-        *(void **)&threads = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
-        arrays[5] = (Lines){each[4].data, each[4].sizes[0], each[4].last, 1, 0, 4 * each[4].strides[0]};
-        sound = view((Value)copy, &made, 4, 0) && lines_of(each, 2, 1, arrays) && lines_of(&made, 2, 1, arrays + 1) &&
-                lines_of(each + 1, 1, 2, arrays + 2) && lines_of(each + 2, 1, 2, arrays + 3) &&
-                lines_of(each + 3, 2, 1, arrays + 4) &&
-                !attend(arrays, each->last, (float)scale, threads == NULL ? 1 : (unsigned)threads());
-        if (!sound)
-            aoti_torch_delete_tensor_object(copy);
+    if (sound && !aoti_torch_clone(each->handle, &copy) &&
+        (!view((Value)copy, each + 5, 4, 0) || attend(each, (float)scale))) {
+        aoti_torch_delete_tensor_object(copy);
+        copy = NULL;
     }
-    answer(stack, 5, sound ? copy : NULL);
+    answer(stack, 5, copy);
 }
 
 /* operations(library): give torch, whose library that is, the kernels of its operations; once. */

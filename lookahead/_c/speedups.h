@@ -95,22 +95,25 @@ typedef struct { /* what happens to logits before a draw, as lookahead.sources.p
 /* For O& of PyArg_ParseTuple: temperature, top_k, top_p and min_p. */
 int read_warp(PyObject *given, void *warp);
 
-typedef struct { /* lines of numbers, `inner` of them in each outer one; bytes from one to the next */
+typedef struct { /* a tensor of torch's */
+    void *handle;
+    int64_t axes, *sizes, *strides, count, last; /* numbers in all, and of the last axis, which lie side by side */
+    int is_wide;                                 /* of four bytes, else of two */
     char *data;
-    Py_ssize_t lines, length, inner, stride, outer;
-} Lines;
+} View;
 
+/* Where the line of a sequence, head and node begins; where there is one sequence it is everybody's. */
 static inline void *
-place_of(const Lines *of, Py_ssize_t line)
+line_in(const View *of, int64_t sequence, int64_t head, int64_t node)
 {
-    return of->data + line / of->inner * of->outer + line % of->inner * of->stride;
+    int64_t first = of->sizes[0] > 1 ? sequence * of->strides[0] : 0;
+    return of->data + (first + head * of->strides[1] + node * of->strides[2]) * (of->is_wide ? 4 : 2);
 }
 
-/* Attention in bfloat16, in so many threads, of nodes [batch * node, head * channel] over slots [batch * key head, slot *
- * channel], of which the last are the nodes' own: queries; output, like them; keys; values; a mask [batch * node, slot],
- * below 0 where a slot is hidden, or none of no length; sequences, int32 [batch, 3 + node]. 1 and no output if they do
- * not fit together, -1 without memory. */
-int attend(const Lines *arrays, Py_ssize_t channels, float scale, unsigned threads);
+/* Attention in bfloat16 of queries [batch, head, node, channel]; then keys, values, mask (of no size if there is none)
+ * and sequences as lookahead.runtime.ordered_attention says, and the output, like queries. Not 0 if they do not fit
+ * together, or without memory. */
+int attend(const View *tensors, float scale);
 
 /* Append an item and give its reference away; -1 and an error if it is NULL. */
 int append(PyObject *list, PyObject *item);
