@@ -11,18 +11,11 @@ static const uint64_t FACTORS[PLACES][3] = { /* of a context's tokens: successor
     {0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0},
 };
 
-enum { /* the arrays that `heard` is given: a table's, and others */
-    ENTRIES, /* [bucket, 2 WAYS] of uint32: tags, and the numbers of their rows */
-    BEFORE,  /* [row, 3] of uint32: the number of the row that its context of so many tokens had before */
-    TOKENS,  /* [row, width] of uint16 or int32, best first */
-    LOGITS,
-    BOUNDS,
-    LINE,
-    ARRAYS,
-};
-
-typedef struct { /* SuccessorTable.rows */
-    const Array *arrays;
+typedef struct { /* a table, as SuccessorTable.rows has it */
+    const Array *entries; /* [bucket, 2 WAYS] of uint32: tags, and the numbers of their rows */
+    const Array *before;  /* [row, 3] of uint32: the number of the row that its context of so many tokens had before */
+    const Array *tokens;  /* [row, width] of uint16 or int32, best first */
+    const Array *logits;
     Py_ssize_t width, capacity;
     uint32_t written; /* the next row's number */
 } Rows;
@@ -31,24 +24,10 @@ typedef struct { /* SuccessorTable.rows */
 static int
 is_table(const Rows *rows)
 {
-    const Array *entries = rows->arrays + ENTRIES, *before = rows->arrays + BEFORE, *tokens = rows->arrays + TOKENS;
-    return entries->lines && !(entries->lines & (entries->lines - 1)) && entries->length == 2 * WAYS &&
-           rows->capacity && !(rows->capacity & (rows->capacity - 1)) && before->lines == rows->capacity &&
-           before->length == 3 && tokens->lines == rows->capacity && tokens->length == rows->width;
-}
-
-/* The numbers of the rows that its contexts had before the one of a number. */
-static inline uint32_t *
-before_of(const Rows *rows, uint32_t number)
-{
-    return line_of(rows->arrays + BEFORE, number & (rows->capacity - 1));
-}
-
-/* How many rows were written since, and with, the one of a number. */
-static inline uint32_t
-age_of(const Rows *rows, uint32_t number)
-{
-    return rows->written - number;
+    Py_ssize_t buckets = rows->entries->lines, capacity = rows->capacity;
+    return buckets && !(buckets & (buckets - 1)) && rows->entries->length == 2 * WAYS && capacity &&
+           !(capacity & (capacity - 1)) && rows->before->lines == capacity && rows->before->length == 3 &&
+           rows->tokens->lines == capacity && rows->tokens->length == rows->width;
 }
 
 /* Where entries and kinds of contexts of so many tokens stand; 0 are the two before the last. */
@@ -58,24 +37,19 @@ place_of_order(int order)
     return order ? order - 1 : PLACES - 1;
 }
 
-/* A context's entry in a place, and the tag that it has; if it has another one, it is the oldest of the bucket, whose
- * place the context would take. The row's number stands WAYS behind the tag. */
-static uint32_t *
-entry_of(const Rows *rows, const long long *context, int place, uint32_t *tag)
+/* How many rows were written since, and with, the last one of the suffix of a context with so many tokens. */
+static uint32_t
+age_of_last(const Rows *rows, const long long *context, int order)
 {
+    const int place = place_of_order(order);
     const uint64_t *factors = FACTORS[place];
     uint64_t hash = context[0] * factors[0] + context[1] * factors[1] + context[2] * factors[2] + place;
     hash = (hash ^ hash >> 32) * 0xFF51AFD7ED558CCD;
-    const Array *entries = rows->arrays + ENTRIES;
-    uint32_t *bucket = line_of(entries, (Py_ssize_t)(hash >> 32) & (entries->lines - 1)), *oldest = bucket;
-    *tag = (uint32_t)hash;
-    for (uint32_t *entry = bucket; entry < bucket + WAYS; entry++) {
-        if (*entry == *tag)
-            return entry;
-        if (age_of(rows, entry[WAYS]) > age_of(rows, oldest[WAYS]))
-            oldest = entry;
-    }
-    return oldest;
+    const uint32_t *bucket = line_of(rows->entries, (Py_ssize_t)(hash >> 32) & (rows->entries->lines - 1));
+    for (int way = 0; way < WAYS; way++)
+        if (bucket[way] == (uint32_t)hash)
+            return rows->written - bucket[WAYS + way];
+    return UINT32_MAX;
 }
 
 typedef struct { /* a row that votes: tokens of the context that it is known by, rows written after it, its votes */
@@ -91,21 +65,18 @@ static int
 find_voters(const Rows *rows, PyObject *given, int most, const double *votes, PyObject *near, Voter *found)
 {
     long long context[3];
-    uint32_t tag;
     int count = 0;
     if (!PyArg_Parse(given, "(LLL);a context is a tuple of three tokens", context, context + 1, context + 2))
         return -1;
     for (int order = 3; order >= 0 && !(count && !order && found[0].order > 1); order--) {
-        const uint32_t *entry = entry_of(rows, context, place_of_order(order), &tag);
-        uint32_t number = entry[WAYS], age = age_of(rows, number), before;
-        int known = rows->width && *entry == tag && age <= rows->capacity, enough = count + (order ? most : 1);
-        for (double fading = 1.0; known && count < enough; number = before, count++, fading *= votes[4]) {
-            Voter voter = {(long)(number & (rows->capacity - 1)), order, age - 1};
-            voter.votes = votes[order] * fading / sqrt(1.0 + voter.age / votes[5]);
-            found[count] = voter;
-            before = order ? before_of(rows, number)[order - 1] : number;
-            known = age < age_of(rows, before) && age_of(rows, before) <= rows->capacity;
-            age = age_of(rows, before);
+        uint32_t age = age_of_last(rows, context, order), before;
+        int known = rows->width && age <= rows->capacity, enough = count + (order ? most : 1);
+        for (double fading = 1.0; known && count < enough; age = before, fading *= votes[4]) {
+            long row = (long)((rows->written - age) & (rows->capacity - 1));
+            const uint32_t *numbers = line_of(rows->before, row);
+            found[count++] = (Voter){row, order, age - 1, votes[order] * fading / sqrt(1.0 + (age - 1) / votes[5])};
+            before = order ? rows->written - numbers[order - 1] : age;
+            known = age < before && before <= rows->capacity;
         }
     }
     Py_ssize_t others = count && found[0].order ? 0 : Py_MIN(PyList_GET_SIZE(near), MOST_ROWS - count);
@@ -128,12 +99,11 @@ typedef struct {
 } Share;
 
 typedef struct { /* how a token is drawn, and the shares of tokens so far */
+    const Array *bounds, *line; /* of bins: only shares from the second on count; the noise of each token, if known */
     Warp warp;
-    const float *noise; /* of each token; NULL: it is not known */
-    float *weights;     /* room for what is worked out */
-    double least;       /* share that counts */
-    Share *shares; /* which have room for all tokens of the rows */
-    Py_ssize_t vocab, count;
+    float *weights; /* room for what is worked out */
+    Share *shares;  /* which have room for all tokens of the rows */
+    Py_ssize_t count;
 } Draw;
 
 /* A token of a row. */
@@ -147,9 +117,9 @@ token_at(const Array *tokens, long row, Py_ssize_t rank)
 static inline float
 noise_of(const Draw *draw, long token)
 {
-    if (draw->noise == NULL)
+    if (!draw->line->lines)
         return 1.0f;
-    float noise = token >= 0 && token < draw->vocab ? draw->noise[token] : INFINITY;
+    float noise = token >= 0 && token < draw->line->length ? ((const float *)draw->line->data)[token] : INFINITY;
     return noise > 1e-30f ? noise : 1e-30f;
 }
 
@@ -158,8 +128,7 @@ static void
 add_row(Draw *draw, const Rows *rows, long row, double vote)
 {
     const Warp *warp = &draw->warp;
-    const Array *tokens = rows->arrays + TOKENS;
-    const float *logits = line_of(rows->arrays + LOGITS, row);
+    const float *logits = line_of(rows->logits, row);
     float *weights = draw->weights, total = 0.0f, before = 0.0f, sum = 0.0f;
     Py_ssize_t most = warp->top_k ? Py_MIN(warp->top_k, rows->width) : rows->width, kept = most;
     chances_of(logits, logits[0], (float)(1.0 / warp->temperature), weights, most);
@@ -172,13 +141,13 @@ add_row(Draw *draw, const Rows *rows, long row, double vote)
             before += weights[kept];
     }
     for (Py_ssize_t rank = 0; rank < kept; rank++)
-        sum += weights[rank] /= noise_of(draw, token_at(tokens, row, rank));
+        sum += weights[rank] /= noise_of(draw, token_at(rows->tokens, row, rank));
     float factor = (float)vote / sum;
     for (Py_ssize_t rank = 0; rank < kept; rank++) {
         double share = weights[rank] * factor;
-        long token = token_at(tokens, row, rank);
+        long token = token_at(rows->tokens, row, rank);
         Py_ssize_t at = 0; /* few tokens have a share, so they are looked through */
-        if (!(share >= draw->least))
+        if (!(share >= ((const double *)draw->bounds->data)[1]))
             continue;
         while (at < draw->count && draw->shares[at].token != token)
             at++;
@@ -190,19 +159,18 @@ add_row(Draw *draw, const Rows *rows, long row, double vote)
 
 /* perturbed.offer: the best `most`, equal ones in their order. */
 static PyObject *
-offered(Draw *draw, Py_ssize_t most, const Array *bounds, long first)
+offered(Draw *draw, Py_ssize_t most, long first)
 {
     PyObject *found = PyList_New(0);
     for (Py_ssize_t place = 0; found != NULL && place < Py_MIN(most, draw->count); place++) {
-        Share *best = draw->shares, taken;
+        Share *best = draw->shares;
+        long bin = 0;
         for (Share *each = best + 1; each < draw->shares + draw->count; each++)
             best = each->share > best->share ? each : best;
-        taken = *best;
-        best->share = -INFINITY;
-        long bin = 0;
-        while (bin < bounds->length && ((const double *)bounds->data)[bin] <= taken.share)
+        while (bin < draw->bounds->length && ((const double *)draw->bounds->data)[bin] <= best->share)
             bin++;
-        if (append(found, Py_BuildValue("ll", taken.token, first + bin)) < 0)
+        best->share = -INFINITY;
+        if (append(found, Py_BuildValue("ll", best->token, first + bin)) < 0)
             Py_CLEAR(found);
     }
     return found;
@@ -213,10 +181,11 @@ offered(Draw *draw, Py_ssize_t most, const Array *bounds, long first)
 PyObject *
 heard(PyObject *module, PyObject *args)
 {
-    Draw draw = {{0}};
-    Array arrays[ARRAYS] = {{"entries", "IL", 4, 2}, {"before", "IL", 4, 2}, {"tokens", "hHil", 0, 2},
-                            {"logits", FLOAT32, 2}, {"bounds", "d", 8, 1}, {"line", FLOAT32, 1, OPTIONAL}};
-    const Array *bounds = arrays + BOUNDS;
+    Array arrays[] = {{"entries", "IL", 4, 2}, {"before", "IL", 4, 2}, {"tokens", "hHil", 0, 2}, {"logits", FLOAT32, 2},
+                      {"bounds", "d", 8, 1}, {"line", FLOAT32, 1, OPTIONAL}};
+    Array *entries = arrays, *before = arrays + 1, *tokens = arrays + 2, *logits = arrays + 3;
+    Array *bounds = arrays + 4, *line = arrays + 5;
+    Draw draw = {.bounds = bounds, .line = line};
     PyObject *context, *near, *offer = NULL;
     Py_ssize_t best;
     int most, known = -1;
@@ -224,12 +193,12 @@ heard(PyObject *module, PyObject *args)
     unsigned long written;
     double votes[6], whole = 0.0;
     Voter voters[MOST_ROWS];
-    if (!PyArg_ParseTuple(args, "(O&i(dddddd)O&nl)(O&O&O&O&)kOO&O:heard", read_warp, &draw.warp, &most, votes, votes + 1,
-                          votes + 2, votes + 3, votes + 4, votes + 5, open_array, arrays + BOUNDS, &best, &begun,
-                          open_array, arrays + ENTRIES, open_array, arrays + BEFORE, open_array, arrays + TOKENS,
-                          open_array, arrays + LOGITS, &written, &context, open_array, arrays + LINE, &near))
+    if (!PyArg_ParseTuple(args, "(O&i(dddddd)O&nl)(O&O&O&O&)kOO&O:heard", read_warp, &draw.warp, &most, votes,
+                          votes + 1, votes + 2, votes + 3, votes + 4, votes + 5, open_array, bounds, &best, &begun,
+                          open_array, entries, open_array, before, open_array, tokens, open_array, logits, &written,
+                          &context, open_array, line, &near))
         return NULL;
-    const Rows rows = {arrays, arrays[LOGITS].length, arrays[LOGITS].lines, (uint32_t)written};
+    const Rows rows = {entries, before, tokens, logits, logits->length, logits->lines, (uint32_t)written};
     if (most < 0 || most >= MOST_ROWS / 3 || best < 0 || !PyList_Check(near))
         PyErr_Format(PyExc_ValueError, "expected a list, and less than %d rows", MOST_ROWS / 3);
     else if (bounds->length < 2)
@@ -241,19 +210,16 @@ heard(PyObject *module, PyObject *args)
     draw.shares = known < 0 ? NULL : PyMem_New(Share, (known + 1) * rows.width); /* and room for weights */
     if (draw.shares != NULL) {
         draw.weights = (float *)(draw.shares + known * rows.width);
-        draw.noise = (const float *)arrays[LINE].data;
-        draw.vocab = arrays[LINE].length;
-        draw.least = ((const double *)bounds->data)[1];
         for (int at = 0; at < known; at++)
             whole += voters[at].votes;
         for (int at = 0; at < known; at++)
             add_row(&draw, &rows, voters[at].row, voters[at].votes / whole);
         int others = known && voters->order && voters->age >= rows.written - (uint32_t)begun; /* only they had it */
         long first = known ? place_of_order(voters->order) + (others ? PLACES : 0) : 0;
-        offer = offered(&draw, best, bounds, first * (long)(bounds->length + 1));
+        offer = offered(&draw, best, first * (long)(bounds->length + 1));
     } else if (known >= 0)
         PyErr_NoMemory();
     PyMem_Free(draw.shares);
-    close_arrays(arrays, ARRAYS);
+    close_arrays(arrays, 6);
     return offer;
 }
