@@ -1,5 +1,5 @@
 #include "speedups.h"
-#ifdef __GNUC__ /* else there are no such vectors, and nobody asks */
+#ifdef __GNUC__ /* else there are no such vectors, and no operations */
 #pragma GCC optimize("fp-contract=fast") /* whatever that is on a machine, it is the same for every row */
 
 #ifdef __gnu_linux__
@@ -89,12 +89,6 @@ add_values(const Tile *tile, Py_ssize_t count, Py_ssize_t padded)
         }
 }
 
-static inline const int32_t *
-places_of(const Attention *of, Py_ssize_t sequence)
-{
-    return (const int32_t *)of->tensors[SEQUENCES].data + sequence * of->tensors[SEQUENCES].strides[0];
-}
-
 /* Read keys and values behind `count` others, and which rows see them; those that none sees are left out. */
 static Py_ssize_t
 read_keys(const Attention *of, const Tile *tile, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t count)
@@ -103,7 +97,7 @@ read_keys(const Attention *of, const Tile *tile, Py_ssize_t start, Py_ssize_t st
     float any = 0.0f, seen[LANES];
     for (int row = 0; row < LANES; row++) {
         int hidden = 0, again = row && tile->nodes[row] == tile->nodes[row - 1];
-        const int16_t *shown = mask->count && !again ? line_in(mask, tile->sequence, 0, tile->nodes[row]) : NULL;
+        const int16_t *shown = mask->last && !again ? line_in(mask, tile->sequence, 0, tile->nodes[row]) : NULL;
         for (Py_ssize_t slot = start; shown != NULL && slot < stop; slot++)
             hidden |= shown[slot] < 0;
         any += seen[row] = again ? seen[row - 1] : !hidden;
@@ -129,7 +123,8 @@ attend_tile(const Attention *of, Tile *tile, Py_ssize_t number)
 {
     Py_ssize_t first = number % of->tiles * LANES, all = of->nodes * of->group, size = of->channels;
     Py_ssize_t sequence = number / of->tiles / of->key_heads, fresh = of->slots - of->nodes;
-    const int32_t *place = places_of(of, sequence);
+    const View *sequences = of->tensors + SEQUENCES;
+    const int32_t *place = (const int32_t *)sequences->data + sequence * sequences->strides[0];
     Py_ssize_t text = place[START] - place[BASE] + fresh, length = place[LENGTH] - place[START]; /* where it begins */
     tile->sequence = sequence;
     tile->head = number / of->tiles % of->key_heads;
@@ -191,7 +186,8 @@ static int
 is_sound(Attention *of)
 {
     const View *queries = of->tensors + QUERIES, *keys = of->tensors + K, *mask = of->tensors + MASK;
-    const int64_t batch = queries->sizes[0], *sequences = of->tensors[SEQUENCES].sizes;
+    const View *sequences = of->tensors + SEQUENCES;
+    const int64_t batch = queries->sizes[0];
     of->nodes = queries->sizes[2];
     of->channels = queries->last;
     of->key_heads = keys->sizes[1];
@@ -205,10 +201,11 @@ is_sound(Attention *of)
     int sound = of->group > 0 && queries->sizes[1] == of->group * of->key_heads && of->slots >= of->nodes &&
                 is_of_sizes(keys, batch, of->key_heads, of->slots, of->channels) &&
                 is_of_sizes(of->tensors + V, batch, of->key_heads, of->slots, of->channels) &&
-                (!mask->count || is_of_sizes(mask, batch, 1, of->nodes, of->slots)) &&
-                sequences[0] == batch && sequences[1] == DEPTHS + of->nodes;
+                (!mask->last || is_of_sizes(mask, batch, 1, of->nodes, of->slots)) &&
+                sequences->sizes[0] == batch && sequences->last == DEPTHS + of->nodes;
     for (Py_ssize_t at = 0; sound && at < batch * of->nodes; at++) {
-        const int32_t *place = places_of(of, at / of->nodes), depth = place[DEPTHS + at % of->nodes];
+        const int32_t *place = (const int32_t *)sequences->data + at / of->nodes * sequences->strides[0];
+        int32_t depth = place[DEPTHS + at % of->nodes];
         sound = 0 <= place[START] && place[START] <= place[LENGTH] && place[LENGTH] <= place[BASE] &&
                 place[BASE] >= of->slots - of->nodes && 0 <= depth && depth < of->nodes;
     }
@@ -225,7 +222,8 @@ attend(const View *tensors, float scale)
         return 1;
 #ifdef __gnu_linux__ /* torch's own threads, where its library is found: others would wait beside them */
     *(void **)&threads = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
-    *(void **)&parallel = threads != NULL && threads() > 1 && of.count > 1 ? dlsym(RTLD_DEFAULT, "GOMP_parallel") : NULL;
+    if (threads != NULL && threads() > 1 && of.count > 1)
+        *(void **)&parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
 #endif
     if (parallel != NULL)
         parallel(attend_tiles, &of, (unsigned)Py_MIN((Py_ssize_t)threads(), of.count), 0);
@@ -233,7 +231,4 @@ attend(const View *tensors, float scale)
         attend_tiles(&of);
     return of.failed;
 }
-#else
-int
-attend(const View *tensors, float scale) { return 1; }
 #endif

@@ -1,8 +1,8 @@
 /* Operations of torch's own, so that a traced pass gets there without Python, through the interface that torch keeps
- * stable for C (torch/csrc/inductor/aoti_torch/c/shim.h). A kernel owns the tensors that it is given. What it cannot read
- * it answers with a tensor of no size: whoever puts it in a trace compares what the trace says. */
+ * stable for C (torch/csrc/inductor/aoti_torch/c/shim.h). A kernel owns the tensors that it is given. What it cannot
+ * read it answers with a tensor of no size: whoever puts it in a trace compares what the trace says. */
 #include "speedups.h"
-#ifndef _WIN32
+#if defined(__GNUC__) && !defined(_WIN32)
 #include <dlfcn.h>
 
 #define BESIDE 4   /* vectors that torch adds side by side, */
@@ -17,30 +17,25 @@ typedef void Kernel(Value *stack, uint64_t inputs, uint64_t outputs);
 #define NEEDED(each)                                                                              \
     each(aoti_torch_get_data_ptr, (Handle, void **)) each(aoti_torch_get_dim, (Handle, int64_t *)) \
     each(aoti_torch_get_sizes, (Handle, int64_t **)) each(aoti_torch_get_strides, (Handle, int64_t **)) \
-    each(aoti_torch_get_dtype, (Handle, int32_t *)) each(aoti_torch_get_numel, (Handle, int64_t *)) \
-    each(aoti_torch_clone, (Handle, Handle *)) each(aoti_torch_delete_tensor_object, (Handle)) \
+    each(aoti_torch_get_dtype, (Handle, int32_t *)) each(aoti_torch_clone, (Handle, Handle *)) \
+    each(aoti_torch_delete_tensor_object, (Handle)) each(aoti_torch_dtype_int32, (void)) \
     each(aoti_torch_empty_strided, (int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *)) \
-    each(aoti_torch_dtype_float32, (void)) each(aoti_torch_dtype_bfloat16, (void)) each(aoti_torch_dtype_int32, (void)) \
+    each(aoti_torch_dtype_float32, (void)) each(aoti_torch_dtype_bfloat16, (void)) \
     each(aoti_torch_library_init_impl, (const char *, const char *, const char *, uint32_t, void **)) \
     each(aoti_torch_library_impl, (void *, const char *, Kernel *))
 #define DECLARED(name, arguments) static int32_t(*name) arguments;
-#define FOUND(name, arguments) {#name, &name},
+#define FOUND(name, arguments) && (*(void **)&name = dlsym(library, #name)) != NULL
 NEEDED(DECLARED)
-
-static const struct {
-    const char *name;
-    void *place;
-} needed[] = {NEEDED(FOUND)};
 
 /* A tensor of so many axes, 0 = any, and of float32 or bfloat16 or, if `whole`, of int32. */
 static int
 view(Value given, View *of, int64_t axes, int whole)
 {
-    Handle from = of->handle = (Handle)given;
+    Handle from = (Handle)given;
     int32_t dtype;
     int failed = aoti_torch_get_dim(from, &of->axes) | aoti_torch_get_sizes(from, &of->sizes) |
-                 aoti_torch_get_strides(from, &of->strides) | aoti_torch_get_numel(from, &of->count) |
-                 aoti_torch_get_dtype(from, &dtype) | aoti_torch_get_data_ptr(from, (void **)&of->data);
+                 aoti_torch_get_strides(from, &of->strides) | aoti_torch_get_dtype(from, &dtype) |
+                 aoti_torch_get_data_ptr(from, (void **)&of->data);
     of->is_wide = dtype == (whole ? aoti_torch_dtype_int32() : aoti_torch_dtype_float32());
     if (failed || of->axes < 1 || (axes && of->axes != axes) || !(of->is_wide || dtype == aoti_torch_dtype_bfloat16()))
         return 0;
@@ -118,17 +113,21 @@ sum_in(const float *line, int64_t size, const int lanes)
 }
 
 WIDE static void
-norm_line(char *line, const char *weight, int64_t size, float epsilon, int64_t lanes, int64_t less, float *room, int is_wide)
+norm_line(char *line, const View *weight, float epsilon, int64_t lanes, int64_t less, float *room)
 {
+    const int is_wide = weight->is_wide;
+    const int64_t size = weight->last;
     float *squares = room + size;
     for (int64_t at = 0; at < size; at++) {
         room[at] = number_at(line, at, is_wide);
         squares[at] = room[at] * room[at];
     }
-    float sum = lanes == 4 ? sum_in(squares, size, 4) : lanes == 8 ? sum_in(squares, size, 8) : sum_in(squares, size, 16);
+    float sum = lanes == 4   ? sum_in(squares, size, 4)
+                : lanes == 8 ? sum_in(squares, size, 8)
+                             : sum_in(squares, size, 16);
     float scale = 1.0f / sqrtf(sum / (float)size + epsilon);
     for (int64_t at = 0; at < size; at++) {
-        float factor = number_at(weight, at, is_wide), scaled = room[at] * scale;
+        float factor = number_at(weight->data, at, is_wide), scaled = room[at] * scale;
         put_number(line, at, less ? scaled * (1.0f + factor) : factor * held(scaled, is_wide), is_wide);
     }
 }
@@ -149,10 +148,10 @@ normed(Value *stack, uint64_t inputs, uint64_t outputs)
         sound &= rows.sizes[axis] == 1 || rows.strides[axis] == step;
     if (sound && rows.is_wide == weight.is_wide && weight.last == rows.last && rows.last && rows.last <= MOST)
         room = malloc(2 * rows.last * sizeof(float));
-    if (room != NULL && !aoti_torch_clone(rows.handle, &copy) && view((Value)copy, &made, 0, 0))
-        for (int64_t at = 0; at < rows.count; at += rows.last)
-            norm_line(made.data + at * (rows.is_wide ? 4 : 2), weight.data, rows.last, (float)epsilon, (int64_t)stack[3],
-                      (int64_t)stack[4], room, rows.is_wide);
+    if (room != NULL && !aoti_torch_clone((Handle)stack[0], &copy) && view((Value)copy, &made, 0, 0))
+        for (int64_t at = 0; at < step; at += rows.last)
+            norm_line(made.data + at * (rows.is_wide ? 4 : 2), &weight, (float)epsilon, (int64_t)stack[3],
+                      (int64_t)stack[4], room);
     free(room);
     answer(stack, 2, copy);
 }
@@ -169,8 +168,8 @@ rotate_line(const char *line, const char *cosines, const char *sines, char *rest
     }
 }
 
-/* rotated(states, cosines, sines): rotary positions of states [batch, head, node, channel]; angles [batch or 1, 1, node,
- * channel]. */
+/* rotated(states, cosines, sines): rotary positions of states [batch, head, node, channel], by angles [batch or 1, 1,
+ * node, channel]. */
 static void
 rotated(Value *stack, uint64_t inputs, uint64_t outputs)
 {
@@ -181,7 +180,7 @@ rotated(Value *stack, uint64_t inputs, uint64_t outputs)
         sound = each[at].is_wide == each->is_wide && each[at].last == each->last && each->last % 2 == 0 &&
                 each[at].sizes[1] == 1 && each[at].sizes[2] == each->sizes[2] &&
                 (each[at].sizes[0] == 1 || each[at].sizes[0] == each->sizes[0]);
-    if (sound && !aoti_torch_clone(each->handle, &copy) && view((Value)copy, &made, 4, 0))
+    if (sound && !aoti_torch_clone((Handle)stack[0], &copy) && view((Value)copy, &made, 4, 0))
         for (int64_t row = 0; row < each->sizes[0]; row++)
             for (int64_t node = 0; node < each->sizes[2]; node++)
                 for (int64_t head = 0; head < each->sizes[1]; head++)
@@ -202,7 +201,7 @@ attended(Value *stack, uint64_t inputs, uint64_t outputs)
     memcpy(&scale, stack + 5, sizeof(scale));
     for (int at = 0; at < 5; at++)
         sound &= view(stack[at], each + at, at == 4 ? 2 : 4, at == 4) && each[at].is_wide == (at == 4);
-    if (sound && !aoti_torch_clone(each->handle, &copy) &&
+    if (sound && !aoti_torch_clone((Handle)stack[0], &copy) &&
         (!view((Value)copy, each + 5, 4, 0) || attend(each, (float)scale))) {
         aoti_torch_delete_tensor_object(copy);
         copy = NULL;
@@ -219,11 +218,9 @@ operations(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "s:operations", &path))
         return NULL;
     void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-    for (size_t at = 0; library != NULL && at < sizeof(needed) / sizeof(*needed); at++)
-        if ((*(void **)needed[at].place = dlsym(library, needed[at].name)) == NULL)
-            library = NULL;
+    int found = library != NULL NEEDED(FOUND);
     if (kernels != NULL ||
-        (library != NULL && !aoti_torch_library_init_impl("lookahead", "CPU", __FILE__, __LINE__, &kernels) &&
+        (found && !aoti_torch_library_init_impl("lookahead", "CPU", __FILE__, __LINE__, &kernels) &&
          !aoti_torch_library_impl(kernels, "normed", normed) && !aoti_torch_library_impl(kernels, "rotated", rotated) &&
          !aoti_torch_library_impl(kernels, "attended", attended)))
         return Py_NewRef(Py_None);

@@ -51,10 +51,8 @@ reach(const float *line, float least)
 WIDE void
 widen(const uint16_t *line, float *wide, Py_ssize_t count)
 {
-    for (Py_ssize_t at = 0; at < count; at++) {
-        union { uint32_t bits; float value; } one = {(uint32_t)line[at] << 16};
-        wide[at] = one.value;
-    }
+    for (Py_ssize_t at = 0; at < count; at++)
+        wide[at] = widened(line[at]);
 }
 
 WIDE void

@@ -96,9 +96,8 @@ typedef struct { /* what happens to logits before a draw, as lookahead.sources.p
 int read_warp(PyObject *given, void *warp);
 
 typedef struct { /* a tensor of torch's */
-    void *handle;
-    int64_t axes, *sizes, *strides, count, last; /* numbers in all, and of the last axis, which lie side by side */
-    int is_wide;                                 /* of four bytes, else of two */
+    int64_t axes, *sizes, *strides, last; /* numbers of the last axis, which lie side by side */
+    int is_wide;                          /* of four bytes, else of two */
     char *data;
 } View;
 
