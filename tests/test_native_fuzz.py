@@ -156,7 +156,8 @@ def spoilt(rng: random.Random, given: Any, act: Callable[[], Any]) -> Any:
     if isinstance(given, np.ndarray) and rng.random() < 0.7:
         kind, shape = rng.randrange(4), list(given.shape)
         if kind == 0 and shape:
-            shape[rng.randrange(len(shape))] += rng.choice([-1, 1])
+            at = rng.randrange(len(shape))
+            shape[at] = max(0, shape[at] + rng.choice([-1, 1]))
         if kind == 1:
             shape = shape[1:] if rng.random() < 0.5 else [2, *shape]
         if kind == 2 and given.size:
