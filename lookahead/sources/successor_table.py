@@ -23,7 +23,7 @@ _FACTORS = (  # of a context's tokens, by place: odd, or 0 for those that do not
     (0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0),
 )
 _MIXED = 0xFF51AFD7ED558CCD  # the multiplier of MurmurHash3's finalizer
-_BY_TOKEN, _BY_PLACE, _HALF = np.array(_FACTORS, np.uint64).T, np.arange(PLACES, dtype=np.uint64), np.uint64(32)
+_BY_TOKEN = np.array(_FACTORS, np.uint64).T
 _LOW, _WHOLE = (int(np.iinfo(kind).max) for kind in (np.uint32, np.uint64))
 
 
@@ -103,11 +103,11 @@ class SuccessorTable:
 
     def _enter(self, contexts: np.ndarray) -> None:
         """Enter the next rows as those of ``contexts`` ``[row, 3]``."""
-        flat = self._entries.reshape(-1)
+        flat, half, by_place = self._entries.reshape(-1), np.uint64(32), np.arange(PLACES, dtype=np.uint64)
         for start in range(0, len(contexts), _TOGETHER):
-            hashed: np.ndarray = contexts[start : start + _TOGETHER] @ _BY_TOKEN + _BY_PLACE  # [row, place]
-            hashed = (hashed ^ (hashed >> _HALF)) * np.uint64(_MIXED)
-            buckets = (hashed >> _HALF).view(np.int64) & (len(self._entries) - 1)
+            hashed: np.ndarray = contexts[start : start + _TOGETHER] @ _BY_TOKEN + by_place  # [row, place]
+            hashed = (hashed ^ (hashed >> half)) * np.uint64(_MIXED)
+            buckets = (hashed >> half).view(np.int64) & (len(self._entries) - 1)
             tags, numbers = hashed.astype(np.uint32), np.arange(len(hashed), dtype=np.uint32)[:, None]
             numbers += np.uint32(self.written + start & _LOW)
             lines = self._entries.take(buckets, 0)  # [row, place, tags and numbers, way]
