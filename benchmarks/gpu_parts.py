@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,9 +22,8 @@ from benchmarks.options import MODES
 from benchmarks.pretrained import built, home_of
 from benchmarks.step_time import WIDTHS, after, curve, random_model
 from lookahead.cli.verify import judged
-from lookahead.runtime import split_attention
 from lookahead.runtime.attention import packed_attention
-from lookahead.runtime.split_attention import RowsMask, fused_attention
+from lookahead.runtime.split_attention import RowsMask, chunk_length, fused_attention
 from lookahead.tuning import bushy_tree
 
 Row = dict[str, Any]
@@ -176,7 +174,7 @@ def _ways(
     rows, packed = RowsMask(mask, nodes, grouped), query.reshape(1, key.shape[1], grouped * nodes, channels)
 
     def split(length: int | None = None, planned: bool = True) -> Tensor:
-        with nullcontext() if length is None else patch.object(split_attention, "chunk_length", lambda *_: length):
+        with patch("lookahead.runtime.split_attention.chunk_length", (lambda *_: length) if length else chunk_length):
             return fused_attention(packed, key, value, rows, None, planned=planned).reshape(query.shape)
 
     written = int((mask[0, 0, -1] == 0).sum())
