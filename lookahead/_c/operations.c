@@ -8,7 +8,7 @@
 #define BESIDE 4   /* vectors that torch adds side by side, */
 #define LEVELS 4   /* in so many levels, */
 #define SMALLEST 4 /* each of two to this power, at least, of the one below */
-#define MOST 65536 /* numbers of a line */
+#define CHANNELS 1024 /* of a head, at most */
 
 typedef uint64_t Value; /* of a kernel's stack */
 typedef void *Handle;
@@ -146,7 +146,7 @@ normed(Value *stack, uint64_t inputs, uint64_t outputs)
     int64_t step = 1;
     for (int64_t axis = sound ? rows.axes : 0; axis-- > 0; step *= rows.sizes[axis])
         sound &= rows.sizes[axis] == 1 || rows.strides[axis] == step;
-    if (sound && rows.is_wide == weight.is_wide && weight.last == rows.last && rows.last && rows.last <= MOST)
+    if (sound && rows.is_wide == weight.is_wide && weight.last == rows.last && rows.last)
         room = malloc(2 * rows.last * sizeof(float));
     if (room != NULL && !aoti_torch_clone((Handle)stack[0], &copy) && view((Value)copy, &made, 0, 0))
         for (int64_t at = 0; at < step; at += rows.last)
@@ -157,15 +157,19 @@ normed(Value *stack, uint64_t inputs, uint64_t outputs)
 }
 
 WIDE static void
-rotate_line(const char *line, const char *cosines, const char *sines, char *restrict into, int64_t half, int is_wide)
+rotate_line(const char *line, const char *cosines, const char *sines, char *into, int64_t size, int is_wide)
 {
-    for (int64_t at = 0; at < half; at++) {
-        float left = number_at(line, at, is_wide), right = number_at(line, at + half, is_wide);
-        float part = held(left * number_at(cosines, at, is_wide), is_wide);
-        put_number(into, at, part + held(-right * number_at(sines, at, is_wide), is_wide), is_wide);
-        part = held(right * number_at(cosines, at + half, is_wide), is_wide);
-        put_number(into, at + half, part + held(left * number_at(sines, at + half, is_wide), is_wide), is_wide);
+    float wide[CHANNELS], across[CHANNELS];
+    for (int64_t at = 0; at < size; at++)
+        wide[at] = number_at(line, at, is_wide);
+    for (int64_t at = 0; at < size / 2; at++) {
+        across[at] = -wide[at + size / 2];
+        across[at + size / 2] = wide[at];
     }
+    for (int64_t at = 0; at < size; at++)
+        across[at] = held(across[at] * number_at(sines, at, is_wide), is_wide);
+    for (int64_t at = 0; at < size; at++)
+        put_number(into, at, held(wide[at] * number_at(cosines, at, is_wide), is_wide) + across[at], is_wide);
 }
 
 /* rotated(states, cosines, sines): rotary positions of states [batch, head, node, channel], by angles [batch or 1, 1,
@@ -175,7 +179,8 @@ rotated(Value *stack, uint64_t inputs, uint64_t outputs)
 {
     View each[3], made;
     Handle copy = NULL;
-    int sound = view(stack[0], each, 4, 0) & view(stack[1], each + 1, 4, 0) & view(stack[2], each + 2, 4, 0);
+    int sound = view(stack[0], each, 4, 0) & view(stack[1], each + 1, 4, 0) & view(stack[2], each + 2, 4, 0) &&
+                each->last <= CHANNELS;
     for (int at = 1; sound && at < 3; at++)
         sound = each[at].is_wide == each->is_wide && each[at].last == each->last && each->last % 2 == 0 &&
                 each[at].sizes[1] == 1 && each[at].sizes[2] == each->sizes[2] &&
@@ -185,7 +190,7 @@ rotated(Value *stack, uint64_t inputs, uint64_t outputs)
             for (int64_t node = 0; node < each->sizes[2]; node++)
                 for (int64_t head = 0; head < each->sizes[1]; head++)
                     rotate_line(line_in(each, row, head, node), line_in(each + 1, row, 0, node),
-                                line_in(each + 2, row, 0, node), line_in(&made, row, head, node), each->last / 2,
+                                line_in(each + 2, row, 0, node), line_in(&made, row, head, node), each->last,
                                 each->is_wide);
     answer(stack, 3, copy);
 }
@@ -209,10 +214,13 @@ attended(Value *stack, uint64_t inputs, uint64_t outputs)
     answer(stack, 5, copy);
 }
 
+#endif
+
 /* operations(library): give torch, whose library that is, the kernels of its operations; once. */
 PyObject *
 operations(PyObject *module, PyObject *args)
 {
+#ifdef NEEDED
     static void *kernels;
     const char *path;
     if (!PyArg_ParseTuple(args, "s:operations", &path))
@@ -224,10 +232,6 @@ operations(PyObject *module, PyObject *args)
          !aoti_torch_library_impl(kernels, "normed", normed) && !aoti_torch_library_impl(kernels, "rotated", rotated) &&
          !aoti_torch_library_impl(kernels, "attended", attended)))
         return Py_NewRef(Py_None);
-#else
-PyObject *
-operations(PyObject *module, PyObject *args)
-{
 #endif
     PyErr_SetString(PyExc_RuntimeError, "torch takes no operations in C");
     return NULL;
