@@ -71,7 +71,7 @@ def decoded(*sources: Any, batch: int = 1, **settings: Any) -> Any:
 def test_what_costs_nothing_is_asked() -> None:
     stats = decoded(Cheap)
     assert stats.mean_acceptance_length > 3
-    assert Cheap.asked > 0.5 * stats.steps
+    assert Cheap.asked > stats.steps / 3  # the first ones are measured without it
 
 
 def test_what_costs_more_than_it_brings_is_left_alone() -> None:
