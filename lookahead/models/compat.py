@@ -43,7 +43,7 @@ _TRACES = "passes are not traced"
 _FUSED = "traced passes consist of more operations"
 # Of a trace's graph: what is done before others stand for its operations, and after that.
 SHAPELESS = ("erase_shape_information", "constant_pooling")
-CLEANED = ("inline", "constant_propagation", "cse", "peephole", "dce", "constant_pooling")
+CLEANED = ("constant_propagation", "cse", "peephole", "dce", "constant_pooling")
 REPLACED = "_jit_pass_custom_pattern_based_rewrite_graph"
 _PACKED = "weights are not packed"
 _UNDONE = "a capture that fails leaves the allocator of CUDA memory as if it went on"

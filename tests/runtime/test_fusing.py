@@ -87,12 +87,14 @@ def test_what_does_not_fit_is_answered_with_nothing() -> None:
     assert not operations.normed(torch.empty(0, 16), weight, 1e-5, LANES, 0).numel()
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch, model: Any, packed: Packed | None = None) -> tuple[Any, Any]:
+def recorded(
+    monkeypatch: pytest.MonkeyPatch, model: Any, packed: Packed | None = None, kind: Kind = TREE
+) -> tuple[Any, Any]:
     """A trace's function of a model's pass, and the graph it was made from."""
     graphs = []
     traced = record._traced
     monkeypatch.setattr(record, "_traced", lambda *given: graphs.append(traced(*given)) or graphs[-1])
-    return record.record(model, TREE, (), packed).function, graphs[-1]
+    return record.record(model, kind, (), packed).function, graphs[-1]
 
 
 def kinds(graph: Any) -> list[str]:
@@ -116,10 +118,11 @@ def test_traces_have_fewer_operations(name: str, dtype: torch.dtype, monkeypatch
 
 
 @pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
+@pytest.mark.parametrize("kind", [TREE, Kind(batch=1, single=True, masked=False, packed=False)])
 @pytest.mark.parametrize("turns", [0, 100])
-def test_nodes_with_turns_are_attended_to_in_python(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_with_turns_are_attended_to_in_python(turns: int, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     model = fresh_model("llama").bfloat16()
-    function, _ = recorded(monkeypatch, model, Packed({}, Invariance({}, turns)))
+    function, _ = recorded(monkeypatch, model, Packed({}, Invariance({}, turns)), kind)
     found, layers = kinds(function.graph), model.config.num_hidden_layers
     assert found.count("lookahead::attend") == (layers if turns else 0)
     assert found.count("lookahead::attended") == (0 if turns else layers)
@@ -146,6 +149,6 @@ def test_nothing_where_the_order_of_sums_is_unknown(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fusing, "_LANES", ())
     assert not fusing._lanes()
     monkeypatch.setattr(fusing, "found_once", lambda *given: 0)
-    assert fusing.fused(None, turns=False) == []
+    assert fusing.fused(None, turns=False, masked=True) == []
     monkeypatch.setattr(_native, "speedups", None)
-    assert fusing.fused(None, turns=False) == []
+    assert fusing.fused(None, turns=False, masked=True) == []

@@ -67,6 +67,12 @@ _ROTARY = """
 """
 _ROTATED = "%result = lookahead::rotated(%states, %cosines, %sines)"
 _ATTEND = "%result = lookahead::attend(%queries, %keys, %values, %mask, %sequences, %scale)"
+_ALL_SEEN = """
+  %channels : int = prim::Constant[value=3]()
+  %none : int = prim::Constant[value=0]()
+  %step : int = prim::Constant[value=1]()
+  %shown = aten::slice(%queries, %channels, %none, %none, %step)
+"""
 _ATTENDED = """
   %heads : int = prim::Constant[value=1]()
   %nodes : int = prim::Constant[value=2]()
@@ -75,11 +81,11 @@ _ATTENDED = """
 """
 
 
-def _rules(lanes: int, turns: bool) -> list[tuple[str, str]]:
+def _rules(lanes: int, turns: bool, masked: bool) -> list[tuple[str, str]]:
     """What stands for what. Of a float32 model the tracer takes the widened rows for the rows."""
     rules = [(_ROTARY, _ROTATED)]
     if not turns:
-        rules.append((_ATTEND, _ATTENDED))
+        rules.append((_ATTEND, _ATTENDED if masked else _ALL_SEEN + _ATTENDED.replace("%mask", "%shown")))
     for less, weighted in enumerate((_LLAMA, _GEMMA)):
         instead = _NORMED.replace("LANES", str(lanes)).replace("LESS", str(less))
         rules.append((_WIDEN + _SCALE + weighted, instead))
@@ -115,15 +121,16 @@ def _lanes() -> int:
     return 0
 
 
-def fused(graph: Any, turns: bool) -> list[Any]:
-    """A trace's graph with fewer operations, if there is one; ``turns``: some nodes are attended to one by one."""
+def fused(graph: Any, turns: bool, masked: bool) -> list[Any]:
+    """A trace's graph with fewer operations, if there is one; ``turns``: some nodes are attended to one by one;
+    ``masked``: there is a mask."""
     lanes = 0 if _native.speedups is None or not _native.operations() else found_once("sums", [], _lanes)
     if not lanes:
         return []
     graph = graph.copy()
     try:
         _change(graph, SHAPELESS)  # what cleans a graph would take its shapes for those of any pass
-        for body, instead in _rules(lanes, turns):
+        for body, instead in _rules(lanes, turns, masked):
             _replace(graph, body, instead)
         _change(graph, CLEANED)
     except (AttributeError, RuntimeError):  # another torch

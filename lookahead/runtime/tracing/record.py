@@ -2,7 +2,7 @@
 tensors hold is not traced, and a trace is compared, to the last bit, with the model's own passes over other trees."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from jacobi import Path, TokenTree, Wants
 from lookahead.models.early_exit import twin_of
-from lookahead.models.hidden_states import Outputs
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import attention_as, in_order, tree_forward
 from lookahead.runtime.forward import TreeForward, masks_given
@@ -21,6 +20,7 @@ from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing.fusing import fused
 from lookahead.runtime.tracing.replay import Kind, Trace, flat, played, same, weights_of
+from lookahead.runtime.tree import TreeModel
 
 _PROMPT = 6  # tokens that a trace is made after
 _WARNING: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]
@@ -47,39 +47,46 @@ def record(model: PreTrainedModel, kind: Kind, taps: Sequence[str], packed: Pack
         weights = weights_of(forward.module)
         for context in (torch.no_grad(), tree_forward(), attention_as(packed=kind.packed)):
             stack.enter_context(context)
-        inputs, masks = forward.inputs(trees[0])
-        if masks is not None and not kind.masked:
-            raise ValueError("a pass after a short text needs a mask")
-        with HostReads() as reads, in_order(forward.sequences):
-            forward.call(**inputs, **masks_given(masks))
-        if reads.found:
-            raise ValueError(reads.told)
-        graph = _traced(forward, inputs, forward.masks(trees[0]), weights, kind)
+        known = list(weights.values())
         turns = packed is not None and packed.limits is not None and packed.limits.turns > 0
+        for function in _functions(forward, trees[0], weights, kind, turns):
+            if all(_says(view, kind, function, tree, known) for tree in trees):
+                return Trace(function, view.context, len(trees[0][0]))
+    raise ValueError("a traced pass says something else than the model's own")
+
+
+def _functions(
+    forward: TreeForward, trees: list[TokenTree], weights: dict[int, Tensor], kind: Kind, turns: bool
+) -> Iterator[Callable[..., Any]]:
+    """What a pass over ``trees`` does, with fewer operations if that can be had, and as it was traced."""
+    inputs, masks = forward.inputs(trees)
+    if masks is not None and not kind.masked:
+        raise ValueError("a pass after a short text needs a mask")
+    with HostReads() as reads, in_order(forward.sequences):
+        forward.call(**inputs, **masks_given(masks))
+    if reads.found:
+        raise ValueError(reads.told)
+    graph = _traced(forward, inputs, forward.masks(trees), weights, kind)
+    for each in (*fused(graph, turns, kind.masked), graph):
         # torch.jit.trace would keep graphs in a unit that is never freed.
-        functions = [
-            torch._C.CompilationUnit().create_function("traced", each) for each in (*fused(graph, turns), graph)
-        ]
-        for tree in trees:
-            inputs, _ = forward.inputs(tree)
-            filled = forward.masks(tree)
-            with in_order(forward.sequences):
-                expected = forward.call(**inputs, **masks_given(filled if kind.masked else None))
-            tensors = flat(forward, inputs, filled)
-            functions = [each for each in functions if _says(each, tensors, list(weights.values()), expected)]
-            nodes = sorted({0, len(tree[0]) - 1})
-            view.keep([Path(nodes, [0] * len(nodes))] * batch)
-    if not functions:
-        raise ValueError("a traced pass says something else than the model's own")
-    return Trace(functions[0], view.context, len(trees[0][0]))
+        yield torch._C.CompilationUnit().create_function("traced", each)
 
 
 def _says(
-    function: Callable[..., Any], tensors: Sequence[Tensor], weights: Sequence[Tensor], expected: Outputs
+    view: TreeModel, kind: Kind, function: Callable[..., Any], trees: list[TokenTree], weights: Sequence[Tensor]
 ) -> bool:
+    """Whether a traced function says what the model does, which reads some of the trees' nodes."""
+    forward = view.forward_pass
+    inputs, _ = forward.inputs(trees)
+    masks = forward.masks(trees)
+    with in_order(forward.sequences):
+        expected = forward.call(**inputs, **masks_given(masks if kind.masked else None))
+    found = False
     with suppress(RuntimeError):
-        return same(played(function, tensors, weights), expected)
-    return False
+        found = same(played(function, flat(forward, inputs, masks), weights), expected)
+    nodes = sorted({0, len(trees[0]) - 1})
+    view.keep([Path(nodes, [0] * len(nodes))] * len(trees))
+    return found
 
 
 def _traced(
