@@ -149,7 +149,7 @@ def test_made_in_the_middle_of_a_long_call(monkeypatch: pytest.MonkeyPatch, batc
     same_as_plain(short, prompts(batch), NOTHING_DRAFTED, max_new_tokens=56, **hot)
     assert not made
     same_as_plain(long, prompts(batch), NOTHING_DRAFTED, max_new_tokens=100, **hot)
-    assert made[0] == tracing.LOOKS * 2
+    assert 20 < made[0] <= 20 + tracing.LOOKS
     assert known(long).failure is None
 
 

@@ -1,6 +1,6 @@
 """When traces are made: once the model's Python has taken, in passes without one, as long as making one takes.
 
-That is ski rental: a trace is bought when renting has cost as much. It is looked at as a call begins and, every 16
+That is ski rental: a trace is bought when renting has cost as much. It is looked at as a call begins and, every few
 passes, in its middle, where the rest has to promise twice the price; but only where passes are most of what calls take.
 """
 
@@ -29,7 +29,7 @@ _COST = 35.0  # passes' Python
 _COMPARED = 9.0  # whole passes
 _PYTHON_MS = 0.03  # of a pass, for each of the model's modules
 SURELY = 2.0  # times what a trace costs, that the rest of a call has to promise: it may end early
-LOOKS = 16  # passes from one look to the next
+LOOKS = 4  # passes from one look to the next
 
 _kept: PerModel[list[Traces]] = PerModel(list)
 _kept_lock = threading.Lock()
