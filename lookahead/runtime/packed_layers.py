@@ -106,7 +106,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Optional[Tensor], packed: bool, l
         size = part.size(0)
         if size < least:
             part = torch.cat([part, part[:1].expand(least - size, -1)])
-        parts.append(product(part, weight, bias, packed)[:size])
+        parts = parts + [product(part, weight, bias, packed)[:size]]
     outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
     return outputs.view(rows.shape[:-1] + [outputs.size(-1)])
 """
@@ -115,8 +115,10 @@ def linear(rows: Tensor, weight: Tensor, bias: Optional[Tensor], packed: bool, l
 @cache
 def _kernel() -> Any:
     """oneDNN's linear layer; a RuntimeError where torch was built without it. Compiled, because the tracer of
-    `runtime.tracing` knows no operation with such a list of options, and would freeze the number of rows."""
-    return torch.jit.CompilationUnit(_SOURCE).linear
+    `runtime.tracing` knows no operation with such a list of options, and would freeze the number of rows; named as what
+    saved traces may call."""
+    graph = torch.jit.CompilationUnit(_SOURCE).linear.inlined_graph
+    return torch._C.CompilationUnit().create_function("__torch__.lookahead.linear", graph)
 
 
 def packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, limits: RowRange = ANY_ROWS) -> Tensor:

@@ -1,6 +1,7 @@
 """Makes one trace of `runtime.tracing.replay`, and looks for what it might freeze: a model whose Python reads what
 tensors hold is not traced, and a trace is compared, to the last bit, with the model's own passes over other trees."""
 
+import pathlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -20,6 +21,7 @@ from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing.fusing import fused
 from lookahead.runtime.tracing.replay import Kind, Trace, flat, played, same, weights_of
+from lookahead.runtime.tracing.saved import read, write
 from lookahead.runtime.tree import TreeModel
 
 _PROMPT = 6  # tokens that a trace is made after
@@ -27,9 +29,15 @@ _WARNING: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]
 _FROZEN = ("Python list", "NumPy", "Iterating", "len of")  # in the tracer's warnings: more than a shape was read
 
 
-def record(model: PreTrainedModel, kind: Kind, taps: Sequence[str], packed: Packed | None = None) -> Trace:
+def record(
+    model: PreTrainedModel,
+    kind: Kind,
+    taps: Sequence[str],
+    packed: Packed | None = None,
+    file: pathlib.Path | None = None,
+) -> Trace:
     """A trace of a kind of passes that gives the hidden states ``taps``, compared with the model's own, over ``packed``
-    weights if there are some.
+    weights if there are some; the one that is kept in a ``file``, or else kept there.
 
     Raises:
         ValueError: it would freeze something, or says something else than the model.
@@ -48,9 +56,14 @@ def record(model: PreTrainedModel, kind: Kind, taps: Sequence[str], packed: Pack
         for context in (torch.no_grad(), tree_forward(), attention_as(packed=kind.packed)):
             stack.enter_context(context)
         known = list(weights.values())
+        function = None if file is None else read(file)
+        if function is not None and _says(view, kind, function, trees[0], known):
+            return Trace(function, view.context, len(trees[0][0]))
         turns = packed is not None and packed.limits is not None and packed.limits.turns > 0
         for function in _functions(forward, trees[0], weights, kind, turns):
             if all(_says(view, kind, function, tree, known) for tree in trees):
+                if file is not None:
+                    write(file, function)
                 return Trace(function, view.context, len(trees[0][0]))
     raise ValueError("a traced pass says something else than the model's own")
 

@@ -60,6 +60,7 @@ class Traces:
     settings: Any = None  # stands for the model as it was when the traces were made
     made: dict[Kind, Trace] = field(default_factory=dict)
     missed: dict[Kind, Missed] = field(default_factory=dict)  # what had none
+    saved: dict[Kind, bool] = field(default_factory=dict)  # whether an earlier process has left one
     failure: str | None = None  # why there are none, and will be none
 
     def of(self, batch: int) -> frozenset[Kind]:

@@ -2,6 +2,7 @@
 
 That is ski rental: a trace is bought when renting has cost as much. It is looked at as a call begins and, every few
 passes, in its middle, where the rest has to promise twice the price; but only where passes are most of what calls take.
+One that an earlier process has left costs little, and is read as soon as a call promises that.
 """
 
 import threading
@@ -22,11 +23,14 @@ from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.packing import call_times
 from lookahead.runtime.tracing.record import record
 from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces
+from lookahead.runtime.tracing.saved import file_of
 from lookahead.runtime.tree import TreeModel
 
 # What it takes to make a trace, and what that is worth in a pass (docs/log/passes.md has the figures).
 _COST = 35.0  # passes' Python
 _COMPARED = 9.0  # whole passes
+_LOADED = 4.0  # the same of one that an earlier process has left: passes' Python
+_COMPARED_ONCE = 3.0  # and whole passes
 _PYTHON_MS = 0.03  # of a pass, for each of the model's modules
 SURELY = 2.0  # times what a trace costs, that the rest of a call has to promise: it may end early
 LOOKS = 4  # passes from one look to the next
@@ -66,7 +70,7 @@ def traces_for(
         known = _kept.of(model)
         found = next((traces for traces in known if traces.key == key), None) or _new(key, taps, known)
         known[:] = [*(traces for traces in known if traces is not found), found][-MOST_KINDS:]
-    due = _due(model, found)
+    due = _due(model, found, packed)
     if not (found.made or due):
         return found  # which counts what it misses
     if modified(model) is not None:
@@ -132,7 +136,7 @@ class TraceSchedule:
 
     def _make_what_pays(self, written: int) -> None:
         model, traces, paid = self.model, self._traces, list[Kind]()
-        for kind, passes in _due(model, traces).items():
+        for kind, passes in _due(model, traces, self._packed).items():
             here = min(self._passes, traces.missed[kind].passes - self._before.get(kind, 0))
             left = here * (self.new_tokens - written) / max(1, written)  # passes, if the call goes on as it has begun
             paid += [kind] if left >= SURELY * passes else []
@@ -176,17 +180,28 @@ def refusal(reason: str) -> LookaheadError:
     return LookaheadError(f"Passes over this model cannot be traced: {reason}.")
 
 
-def _due(model: PreTrainedModel, traces: Traces) -> dict[Kind, float]:
-    """The kinds of passes that have been missed for long enough, and how many passes that is."""
+def _due(model: PreTrainedModel, traces: Traces, packed: Packed | None = None) -> dict[Kind, float]:
+    """The kinds of passes that have been missed for long enough, and how many passes that is; what an earlier process
+    has left is due as soon as its kind was missed a few times."""
     if traces.failure is not None or not call_times(model).passes_count:
         return {}
-    missed = {kind: missed for kind, missed in list(traces.missed.items()) if kind not in traces.made}
-    if all(some.passes < _COST for some in missed.values()):
+    least = min(_COST, _LOADED)
+    missed = {
+        kind: some for kind, some in list(traces.missed.items()) if kind not in traces.made and some.passes >= least
+    }
+    if not missed:
         return {}
-    python_ms = _PYTHON_MS * sum(1 for _ in model.modules())
-    # So many passes without a trace take as much of Python's time as it costs to make one.
-    enough = {kind: _COST + _COMPARED * some.ms / max(1, some.passes) / python_ms for kind, some in missed.items()}
-    return {kind: passes for kind, passes in enough.items() if missed[kind].passes >= passes}
+    python_ms, due = _PYTHON_MS * sum(1 for _ in model.modules()), dict[Kind, float]()
+    for kind, some in missed.items():
+        if kind not in traces.saved:
+            file = file_of(model, traces, kind, packed)
+            traces.saved[kind] = file is not None and file.exists()
+        python, whole = (_LOADED, _COMPARED_ONCE) if traces.saved[kind] else (_COST, _COMPARED)
+        # So many passes without a trace take as much of Python's time as it costs to make one.
+        passes = python + whole * some.ms / max(1, some.passes) / python_ms
+        if traces.saved[kind] or some.passes >= passes:
+            due[kind] = passes
+    return due
 
 
 def _make(model: PreTrainedModel, traces: Traces, settings: Any, due: list[Kind], packed: Packed | None) -> None:
@@ -198,7 +213,9 @@ def _make(model: PreTrainedModel, traces: Traces, settings: Any, due: list[Kind]
             return
         traces.settings = settings
         for kind in due:
-            made = traces.made.get(kind) or record(model, kind, traces.taps, packed)
+            made = traces.made.get(kind) or record(
+                model, kind, traces.taps, packed, file_of(model, traces, kind, packed)
+            )
             if traces.failure is None:  # which another call may have found meanwhile
                 traces.made[kind] = made
                 for oldest in list(traces.made)[:-MOST_PASSES]:  # which have to pay anew
