@@ -21,7 +21,7 @@ from lookahead.runtime.scores import score
 from lookahead.sources import SuccessorTable
 from lookahead.sources.perturbed import Draw
 from lookahead.sources.recycling import RecyclingSource
-from lookahead.verify import exponential
+from lookahead.verify.noise import draw
 from lookahead.verify.shortlist import SURE, Shortlist
 
 pytestmark = built
@@ -107,7 +107,7 @@ def test_noise_of_0_is_torchs() -> None:
     state = generator.get_state()
     state[24 : 24 + 8 * 624] = 0
     generator.set_state(state)
-    (line,) = exponential.draw(1, 1, 100, generator)
+    (line,) = draw(1, 1, 100, generator)
     generator.set_state(state)
     expected = torch.empty(1, 100).exponential_(generator=generator)
     assert line.noise.equal(expected) and line.noise.signbit().equal(expected.signbit())

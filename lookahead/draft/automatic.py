@@ -6,12 +6,11 @@ from typing import Any
 
 from jacobi import Path, Successors, TokenTree
 from lookahead.draft.best_first import BestFirstTree
-from lookahead.draft.expensive_sources import is_expensive
 from lookahead.draft.frontier import Growth, grown
+from lookahead.draft.guard import Mode
 from lookahead.draft.planner import Planner
-from lookahead.draft.trials import Mode
 from lookahead.sources import Source
-from lookahead.sources.base import is_batch, runs_a_model
+from lookahead.sources.base import is_batch, is_expensive, runs_a_model
 from lookahead.sources.learned import Notes, NoteTaker
 from lookahead.sources.recycling import BEST, RecyclingSource
 

@@ -24,8 +24,7 @@ from lookahead import _native
 from lookahead.draft.acceptance import MOST_ODDS, SLOTS, Acceptance
 from lookahead.draft.frontier import Ask, Frontier, Growth, grown
 from lookahead.draft.pass_costs import Cut
-from lookahead.sources.base import Candidate, Source, is_batch
-from lookahead.sources.checked import CheckedSource
+from lookahead.sources.base import Candidate, CheckedSource, Source, is_batch
 
 _WIDEST = 16  # nodes that wait beside one, about which a batch source is asked with it at most
 _FOUND = 0.7  # chance that a batch source has a right candidate below a node, where others have none

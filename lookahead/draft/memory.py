@@ -10,8 +10,7 @@ from pathlib import Path
 
 from lookahead._per_model import MOST_KINDS, PerModel
 from lookahead.draft.acceptance import Acceptance
-from lookahead.draft.expensive_sources import ExpensiveSources
-from lookahead.draft.guard import Guard
+from lookahead.draft.guard import ExpensiveSources, Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.sources import Source, SuccessorTable
 from lookahead.sources.learned import Learned, Notes

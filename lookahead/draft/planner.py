@@ -8,12 +8,10 @@ from weakref import WeakMethod
 
 from jacobi import Step
 from lookahead.draft.acceptance import Acceptance
-from lookahead.draft.expensive_sources import ExpensiveSources
 from lookahead.draft.frontier import Growth, grown_together
-from lookahead.draft.guard import Guard, reached
+from lookahead.draft.guard import ExpensiveSources, Guard, Mode, Rest, Trials, reached
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.draft.pass_costs import Cut, ModelLimits, PassCosts
-from lookahead.draft.trials import Mode, Rest, Trials
 from lookahead.sources.draft_model import UsualTime
 
 _GAIN = 0.05  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself

@@ -9,16 +9,14 @@ from jacobi import LookaheadError
 from lookahead.draft.automatic import AutomaticDrafter
 from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
 from lookahead.draft.drawn_trees import DrawnTree
-from lookahead.draft.expensive_sources import is_expensive
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.planner import Planner
 from lookahead.draft.published import HeadDrafter
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource
-from lookahead.sources.checked import CheckedSource
+from lookahead.sources.base import CheckedSource, is_expensive
 from lookahead.sources.draft_model import DraftModelSource, Passes
 from lookahead.sources.learned import Learned, MemoryFile
-from lookahead.sources.neighbours import embed_of
-from lookahead.sources.recycling import BEST, DRAWN_BEST
+from lookahead.sources.recycling import BEST, DRAWN_BEST, embed_of
 from lookahead.sources.references import References, ReferenceSource, references_of
 from lookahead.strategies.base import Strategy
 

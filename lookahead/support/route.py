@@ -24,8 +24,14 @@ from lookahead.support.call import (
     check_prompt,
     tree_obstacle,
 )
-from lookahead.support.passes import linear_obstacle
-from lookahead.support.self_test import is_judged, is_on_record, layers_error, linear_error, tree_error
+from lookahead.support.self_test import (
+    is_judged,
+    is_on_record,
+    layers_error,
+    linear_error,
+    linear_obstacle,
+    tree_error,
+)
 
 Route = Literal["tree", "chain", "plain"]
 

@@ -1,8 +1,9 @@
-"""The random numbers of a sampled call, which each sequence reads at its own pace."""
+"""The random numbers of a sampled call, which each sequence reads at its own pace: lines of exponential noise as torch
+draws them, on a CPU in C, in a tenth of the time."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from time import perf_counter
 
 import numpy as np
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 
 from jacobi import Step
-from lookahead.runtime.scores import on_host
-from lookahead.verify import exponential
-from lookahead.verify.exponential import NoiseAt, NoiseLine
+from lookahead import _native
+from lookahead.runtime.cuda_graphs.capture import undisturbed
+from lookahead.runtime.scores import on_host, send
 from lookahead.verify.sequences import Sequences
 
 # Indices that a sequence may lead the slowest by: each keeps a [batch, vocab] noise alive, so bytes are limited too.
@@ -21,6 +22,92 @@ _MOST_BYTES = 64 << 20
 _MOST_AHEAD = 4  # tokens beyond twice the depth of the last drafts
 _AT_ONCE = 8  # lines that are drawn for drafts together, where they cost less than asking for each
 _BYTES_AT_ONCE = 4 << 20  # of noise that drafts may have drawn, or a pass brings to the host for the next ones
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseLine:
+    """The noise of one index."""
+
+    noise: Tensor  # [batch, vocab]
+    state: Tensor  # of the generator behind it
+    view: memoryview | None  # the noise for C; None on a device
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseAt:
+    """The noise at some places."""
+
+    lines: Mapping[int, NoiseLine]  # by index
+    places: Sequence[tuple[int, int]]  # row and index of each
+
+    def all(self) -> Tensor:
+        """That of the whole vocabulary, ``[place, vocab]``."""
+        line, *others = self.lines.values()
+        if not others and [row for row, _ in self.places] == list(range(len(line.noise))):
+            return line.noise
+        if len(self.places) <= 2 * len(self.lines):
+            return torch.stack([self.lines[index].noise[row] for row, index in self.places])
+        known, rows = self._known()
+        return known[rows]
+
+    def of(self, tokens: Tensor) -> Tensor:
+        """That of tokens ``[place, n]``."""
+        if len(self.places) <= 2 * len(self.lines):
+            return self.all().gather(1, tokens)
+        known, rows = self._known()
+        return known[rows[:, None], tokens]
+
+    def _known(self) -> tuple[Tensor, Tensor]:
+        """The noise of all rows and lines, and where in it each place is."""
+        known = torch.cat([line.noise for line in self.lines.values()])
+        first = {index: at * (len(known) // len(self.lines)) for at, index in enumerate(self.lines)}
+        return known, send([first[index] + row for row, index in self.places], known.device)
+
+
+def draw(count: int, batch: int, vocab: int, generator: torch.Generator) -> list[NoiseLine]:
+    """The next lines, in float32 on the device of ``generator``, which moves on as by ``exponential_`` for each."""
+    if count > 0 and on_host(generator.device) and draws_in_c():
+        return _draw_in_c(count, batch, vocab, generator)
+    lines = []
+    for _ in range(count):
+        noise = torch.empty((batch, vocab), dtype=torch.float32, device=generator.device)
+        undisturbed(partial(noise.exponential_, generator=generator))
+        view = noise.numpy().data if on_host(noise.device) else None
+        lines.append(NoiseLine(noise, generator.get_state(), view))
+    return lines
+
+
+def _draw_in_c(count: int, batch: int, vocab: int, generator: torch.Generator) -> list[NoiseLine]:
+    state = generator.get_state().numpy()
+    states, noise = np.empty((count + 1, len(state)), np.uint8), np.empty((count * batch, vocab), np.float32)
+    states[0] = state
+    _native.speedups.exponential(states.data, noise.data)
+    lines = []
+    for at in range(count):
+        line = noise[at * batch : (at + 1) * batch]
+        lines.append(NoiseLine(torch.from_numpy(line), torch.from_numpy(states[at + 1]), line.data))
+    generator.set_state(lines[-1].state)
+    return lines
+
+
+def draws_in_c() -> bool:
+    """True if C is built, and draws what this torch draws."""
+    return _native.speedups is not None and _is_alike()
+
+
+@cache
+def _is_alike() -> bool:
+    """Twice, the second time from the middle of a generator's numbers."""
+    ours, theirs = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
+    for vocab in (5, 1001):
+        expected = torch.empty((1, vocab), dtype=torch.float32, device="cpu").exponential_(generator=theirs)
+        try:
+            (line,) = _draw_in_c(1, 1, vocab, ours)
+        except ValueError:  # another torch may keep its generators in another way
+            return False
+        if not line.noise.equal(expected) or not line.state.equal(theirs.get_state()):
+            return False
+    return True
 
 
 class Noise:
@@ -67,7 +154,7 @@ class Noise:
         keeps, begin = ahead or self.keeps_states, perf_counter()
         if keeps:
             self._states[self._drawn - 1] = self._generator.get_state()
-        for line in exponential.draw(count - self._drawn, self._sequences.batch, vocab, self._generator):
+        for line in draw(count - self._drawn, self._sequences.batch, vocab, self._generator):
             self._kept[self._drawn] = line
             if keeps:
                 self._states[self._drawn] = line.state
@@ -84,7 +171,7 @@ class Noise:
             return None if told is None else told[row]
         if self._drawn <= index < self.limit():
             begin, before_ms = perf_counter(), self._choosing_ms
-            more = min(_AT_ONCE, _BYTES_AT_ONCE // self._bytes_each) if exponential.draws_in_c() else 1
+            more = min(_AT_ONCE, _BYTES_AT_ONCE // self._bytes_each) if draws_in_c() else 1
             self._draw(max(index + 1, min(index + more, self.limit())), True, self._vocab)
             self.settle()
             self._drafting_ms, self._choosing_ms = self._drafting_ms + 1e3 * (perf_counter() - begin), before_ms

@@ -15,8 +15,7 @@ from jacobi import LookaheadError, Path, Scores, TokenTree, chances_of, reject
 from lookahead import _native
 from lookahead.runtime.cuda_graphs.capture import undisturbed
 from lookahead.runtime.scores import fetch, nan_error, on_host, send
-from lookahead.verify.exponential import NoiseAt
-from lookahead.verify.noise import Noise, is_drawn_by_noise
+from lookahead.verify.noise import Noise, NoiseAt, is_drawn_by_noise
 from lookahead.verify.processors import PREFIX_FREE, RowProcessors, direct, settings_of
 from lookahead.verify.sequences import Records, Sequences
 from lookahead.verify.shortlist import UNSURE, Pick, Shortlist

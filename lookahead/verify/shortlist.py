@@ -13,7 +13,7 @@ from transformers.generation import logits_process
 from jacobi import Successors, TokenTree
 from lookahead import _native
 from lookahead.runtime.scores import highest
-from lookahead.verify.exponential import NoiseAt
+from lookahead.verify.noise import NoiseAt
 
 _TIES = 8  # logits beyond ``top_k`` that are listed, because some may equal its last
 _LISTED = 64  # logits that are listed where there is no ``top_k``

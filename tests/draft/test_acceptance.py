@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.draft.acceptance import Acceptance
-from lookahead.sources.checked import CheckedSource
+from lookahead.sources.base import CheckedSource
 
 
 def count(acceptance: Acceptance, offered: dict[int, list[int]], token: int) -> None:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from lookahead import Lookahead
 from lookahead.draft.context import RowContext
-from lookahead.draft.expensive_sources import ExpensiveSources, is_expensive
+from lookahead.draft.guard import ExpensiveSources
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.sources import RecyclingSource, SuccessorTable
+from lookahead.sources.base import is_expensive
 
 pytestmark = pytest.mark.usefixtures("augmented")
 

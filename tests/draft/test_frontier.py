@@ -18,8 +18,7 @@ from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.best_first import BestFirstTree
 from lookahead.draft.context import RowContext
 from lookahead.draft.pass_costs import least_slopes
-from lookahead.sources.base import is_batch
-from lookahead.sources.checked import CheckedSource
+from lookahead.sources.base import CheckedSource, is_batch
 
 pytestmark = pytest.mark.usefixtures("augmented")
 

@@ -10,9 +10,9 @@ from helpers.models import counting_model, fresh_model, prompts, run, tiny_model
 from jacobi import Path, Step, TokenTree
 from lookahead import Lookahead
 from lookahead.draft.acceptance import Acceptance
+from lookahead.draft.guard import Mode
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.draft.planner import Planner, shared_width
-from lookahead.draft.trials import Mode
 from lookahead.sources import SuffixSource
 
 pytestmark = pytest.mark.usefixtures("augmented")

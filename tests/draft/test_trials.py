@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from helpers.automatic import Limits, curve
 
+from lookahead.draft.guard import Mode, Rest, Trials
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.draft.pass_costs import PassCosts
-from lookahead.draft.trials import Mode, Rest, Trials
 
 
 def after(passes: int, limits: Limits | None = None) -> Rest:

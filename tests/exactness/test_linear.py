@@ -250,7 +250,7 @@ def test_coarse_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 a mistake hides behind rounding, so what was found in float32 has the say."""
     for name in ("qwen3_next", "nemotron_h"):
         assert support.verdict(fresh_hybrid(name, dtype=torch.bfloat16))[0] == "chain"
-    monkeypatch.setattr("lookahead.support.passes.recorded_routes", lambda _: set())
+    monkeypatch.setattr("lookahead.support.self_test.recorded_routes", lambda _: set())
     route, reason = support.verdict(fresh_hybrid("qwen3_next", dtype=torch.bfloat16))
     assert route == "plain"
     assert "in bfloat16 a lost state cannot be told from rounding, and its class is not among those" in str(reason)

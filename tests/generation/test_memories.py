@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 import lookahead
 from lookahead import Lookahead, LookaheadError, learning
+from lookahead.draft.guard import Mode
 from lookahead.draft.memory import exchange
 from lookahead.draft.planner import Planner
-from lookahead.draft.trials import Mode
 from lookahead.generation.memories import about, memory_file
 from lookahead.sources.learned import MOST_ROWS, Learned
 

@@ -202,7 +202,7 @@ def test_drafts_of_a_model_that_fails_are_never_given(kind: type[Qwen3NextForCau
 def test_coarse_numbers_of_an_unrecorded_class_take_no_pass_to_be_refused(
     passes: Passes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lookahead.support.passes.recorded_routes", lambda _: set())
+    monkeypatch.setattr("lookahead.support.self_test.recorded_routes", lambda _: set())
     model = of_kind(Unrecorded, hybrid("qwen3_next"), torch.bfloat16)
     seen = passes(model)
     way, reason = route(model)

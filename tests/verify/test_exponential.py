@@ -9,16 +9,16 @@ import torch
 from helpers.marks import built
 
 from lookahead import _native
-from lookahead.verify import exponential
-from lookahead.verify.exponential import NoiseAt, NoiseLine, draw, draws_in_c
+from lookahead.verify import noise as room
+from lookahead.verify.noise import NoiseAt, NoiseLine, draw, draws_in_c
 
 
 @pytest.fixture
 def asked_anew() -> Iterator[None]:
     """Whether C draws what torch draws is found out again."""
-    exponential._is_alike.cache_clear()
+    room._is_alike.cache_clear()
     yield
-    exponential._is_alike.cache_clear()
+    room._is_alike.cache_clear()
 
 
 @built

@@ -18,7 +18,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from jacobi import Successors, TokenTree
 from lookahead import Lookahead, Scheduler, _native
-from lookahead.verify.exponential import NoiseAt, NoiseLine
+from lookahead.verify.noise import NoiseAt, NoiseLine
 from lookahead.verify.shortlist import UNSURE, Shortlist
 
 PLACES = 6
