@@ -46,7 +46,7 @@ class Guard:
 
     def __init__(self, batch: int = 2, *, apart: bool = False) -> None:
         self._alone = batch == 1
-        self._apart = apart
+        self.apart = apart
         self._balance = _STAKE
         self._written: list[int] = []  # in this call
         self._reached = 0.0  # by all sequences of this call
@@ -87,7 +87,7 @@ class Guard:
         """By how many tokens of all sequences the batch has come nearer to its end."""
         tokens = [len(path.tokens) for path in step.paths]
         going = [row for row, count in enumerate(tokens) if count]
-        if not going or self._apart:
+        if not going or self.apart:
             return sum(tokens) / max(1, len(tokens))
         before = reached([self._written[row] for row in going])
         for row in going:

@@ -59,7 +59,6 @@ class Planner:
         nodes: draft exactly so many where there are candidates, whatever they cost; None = as many as pay.
         expensive, guard: what is known of sources that cost time, and of whether drafting pays by the clock.
         anew: finds the latency curve for passes as they are run from now on; None = it stays the same.
-        apart: sequences come and go, each by itself; else the batch is done when its slowest sequence is.
     """
 
     floor = _LEAST_VALUE
@@ -76,7 +75,6 @@ class Planner:
         expensive: ExpensiveSources | None = None,
         guard: Guard | None = None,
         anew: Callable[[], StepTimes] | None = None,
-        apart: bool = False,
     ) -> None:
         self.acceptance = acceptance
         self.mode = Mode.DRAFT if nodes is None else Mode.FIXED
@@ -89,7 +87,7 @@ class Planner:
         self.expensive = expensive or ExpensiveSources()
         self.expensive_ms = 0.0  # what they took in this pass
         self.asked_ms: defaultdict[str, float] = defaultdict(float)  # what costly sources took, by name
-        self._batch, self._nodes, self._apart = batch, nodes, apart
+        self._batch, self._nodes = batch, nodes
         self._refused = self._accepted = False  # some sequence's candidates were, all of them; some drafted token was
         self.costs = PassCosts(times, limits, anew, 1 + (most_nodes if nodes is None else nodes), batch)
         self._rows: list[WeakMethod[Callable[[], Growth[tuple[Sequence[float], int] | None]]]] = []
@@ -164,7 +162,7 @@ class Planner:
             self._width = len(costs)
             if self.mode is Mode.DRAFT:
                 calibration = self.acceptance.calibration
-                self._width = shared_width(trees, costs, calibration, apart=self._apart)
+                self._width = shared_width(trees, costs, calibration, apart=self._guard.apart)
         return self._width
 
     def spend(self, source: str, ms: float) -> None:

@@ -247,20 +247,8 @@ class Rows:
             return own
         key = count, strategy.nodes, strategy.max_nodes
         if key not in self._planners:
-            given = strategy.step_times()
-            curve = self._curve if given is None else lambda: given
-            self._planners[key] = Planner(
-                curve(),
-                own.acceptance,
-                limits=self._view,
-                batch=count,
-                most_nodes=strategy.max_nodes,
-                nodes=strategy.nodes,
-                expensive=own.expensive,
-                guard=self._guard,
-                anew=curve,
-                apart=True,
-            )
+            known = {"limits": self._view, "batch": count, "expensive": own.expensive, "guard": self._guard}
+            self._planners[key] = strategy.planner(self._curve, own.acceptance, **known)
         return self._planners[key]
 
     def step(self) -> None:

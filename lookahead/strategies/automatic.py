@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jacobi import LookaheadError
+from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.automatic import AutomaticDrafter
 from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
 from lookahead.draft.drawn_trees import DrawnTree
@@ -110,6 +111,12 @@ class AutomaticStrategy(Strategy):
             return StepTimes.load(self.tuning)
         return self.tuning.as_frozen() if isinstance(self.tuning, StepTimes) else None
 
+    def planner(self, find: Callable[[], StepTimes], acceptance: Acceptance, **known: Any) -> Planner:
+        """A planner by the curve that is given, or else by the one that ``find`` finds."""
+        given = self.step_times()
+        curve = find if given is None else lambda: given
+        return Planner(curve(), acceptance, most_nodes=self.max_nodes, nodes=self.nodes, anew=curve, **known)
+
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain data, for JSON; ``from_dict`` reads all of it but names of the caller's own sources."""
         settings = super().to_dict()
@@ -162,18 +169,13 @@ class AutomaticStrategy(Strategy):
             for row in call.rows
         ]
         key = (tuple((source.name, tuple(source.priors)) for source in rows[0]), call.choice)
-        given = self.step_times()
-        curve = call.curve if given is None else lambda: given
-        planner = Planner(
-            curve(),
+        planner = self.planner(
+            call.curve,
             call.memory.acceptance(key, rows[0], call.trust),
             limits=call.limits,
             batch=len(rows),
-            most_nodes=self.max_nodes,
-            nodes=self.nodes,
             expensive=call.memory.expensive_sources(key) if any(map(is_expensive, rows[0])) else None,
             guard=call.memory.guard(key, len(rows)),
-            anew=curve,
         )
         top_k = BEST if call.rows[0].draw is None else DRAWN_BEST
         drafters = [
