@@ -108,27 +108,23 @@ class Shortlist:
         return self.top_k + _TIES if self.top_k else _LISTED
 
     def listed(self, raw: Tensor, noise: NoiseAt) -> Tensor:
-        """Lists for :meth:`choices`, of logits ``[place, vocab]``, where these are: int32 ``[place, 3 count]``."""
+        """Lists for :meth:`unpacked`, of logits ``[place, vocab]``, where these are: int32 ``[place, 3 count]``."""
         logits, ids = highest(raw, min(raw.shape[1], self._most()))
         return torch.cat([ids.int(), logits.view(torch.int32), noise.of(ids).view(torch.int32)], dim=1)
 
     def unpacked(self, listed: np.ndarray, vocab: int) -> list[Pick]:
-        """The choices of such lists."""
+        """The tokens that are drawn, by such lists."""
         ids, logits, noise = np.split(listed, 3, axis=1)
-        return self.choices(ids, logits.view(np.float32), noise.view(np.float32), vocab)
-
-    def choices(self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int) -> list[Pick]:
-        """The tokens that are drawn, by the best ids and logits ``[place, rank]``, best first, and their noise."""
+        lists = zip(ids, logits.view(np.float32), noise.view(np.float32), strict=True)
         with np.errstate(all="ignore"):
-            found = [self._choice(*lists, vocab) for lists in zip(ids, logits, noise, strict=True)]
-        return [(token, SURE if sure else UNSURE) for token, sure in found]
+            return [self._choice(*each, vocab) for each in lists]
 
-    def _choice(self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int) -> tuple[int, bool]:
-        """The token drawn at one place, and whether that is certain."""
+    def _choice(self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int) -> Pick:
+        """The token drawn at one place, by the best ids and logits ``[rank]``, best first, and their noise."""
         best, last = float(logits[0]), float(logits[min(self.top_k, len(ids)) - 1])
         near = _ROUNDING * (32.0 + 2.0 * (abs(best) + abs(last)) / self.temperature)  # of scores whose order is open
         if not near < _TOO_NEAR:
-            return int(ids[0]), False
+            return int(ids[0]), UNSURE
         count = _count(logits >= last)  # top_k keeps those that equal the last
         sure = count == _count(logits > last - near * self.temperature) and (count < len(ids) or len(ids) == vocab)
         scaled = (logits[:count] - best) / self.temperature
@@ -136,7 +132,7 @@ class Shortlist:
         scores = (scaled - np.log(noise[:count]))[: max(1, likely)]
         drawn = int(scores.argmax())
         sure = sure and drawn < kept and _count(scores > float(scores[drawn]) - near) == 1  # not so if not finite
-        return int(ids[drawn]), sure
+        return int(ids[drawn]), SURE if sure else UNSURE
 
     def _kept(self, scaled: np.ndarray, near: float) -> tuple[int, int]:
         """Numbers of tokens ``[rank]``, scaled and less the best, that ``top_p`` and ``min_p`` keep for certain, and

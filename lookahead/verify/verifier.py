@@ -255,15 +255,11 @@ class Verifier:
             ended = [row for (row, _), token in zip(places, tokens, strict=True) if self._ends(row, token)]
         for row in ended:
             sequences.finish(row)
-        self._tell(now)
+        if self._stream is not None and self._stream.step():  # which puts what has just been written
+            now.forget()
 
     def _ends(self, row: int, token: int) -> bool:
         sequences = self._sequences
         if self._simple_rules:
             return token in sequences.end_tokens or len(sequences.written[row]) >= sequences.most_new
         return bool(self._criteria(sequences.texts([row]), self._sampler.records.scores_of(row)))
-
-    def _tell(self, now: ScoredPass) -> None:
-        """Put the token that has just been written."""
-        if self._stream is not None and self._stream.step():
-            now.forget()

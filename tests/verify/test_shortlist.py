@@ -250,7 +250,7 @@ def test_lists_that_a_device_made(
     """Where a list does not decide, the whole vocabulary does."""
     if unsure:
         choice = Shortlist._choice
-        monkeypatch.setattr(Shortlist, "_choice", lambda *given_: (choice(*given_)[0], False))
+        monkeypatch.setattr(Shortlist, "_choice", lambda *given_: (choice(*given_)[0], UNSURE))
     for batch in (1, 3) if not unsure else (1,):
         with working_alone():
             same_as_plain(
