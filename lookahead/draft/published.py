@@ -7,13 +7,69 @@ from itertools import islice
 from jacobi import Path, Successors, TokenTree
 from lookahead.draft.context import RowContext
 from lookahead.sources.draft_model import Passes
-from lookahead.sources.jacobi_window import JacobiWindow
 from lookahead.sources.ngram_pool import NgramPool, PoolSource
 
 _WINDOW = "window"  # the source that its nodes are credited to
 # Guesses chained behind the newest one. S on held-out code, greedy, 5/15/15, by this number: 0 3.38, 1 4.17, 2 4.57,
 # 3 4.95, 6 5.25; sampled at temperature 0.8: 1.86, 1.90, 1.91, 1.92, 1.93. Past 3 the pass grows faster than S.
 _MOST_CONTINUED = 3
+
+
+class JacobiWindow:
+    """The lookahead window, an (N-1) x W table of Jacobi trajectories, and the one move it makes a pass: take the new
+    argmaxes in, give n-grams out, shift.
+
+    Symbols of Fu et al., arXiv 2402.02057, section 3: W is ``window_size`` (columns), N is ``ngram_size`` (the window
+    has N-1 levels). With the root at position p, column i of level l sits at position p+l+i; level 0 is stored without
+    its column 0, which is the root itself.
+
+    Level 0 starts with W+N-3 tokens. Every pass adds a level, of which older ones lose their first token, until there
+    are N-1: W-1 tokens in level 0 and W in each other. From then on the oldest level is dropped. For W = 3, N = 4::
+
+                   before          after a pass whose newest level's argmaxes are n1 n2 n3
+        level 0    root a2 a3      root' b2 b3
+        level 1      b1 b2 b3         c1 c2 c3
+        level 2      c1 c2 c3         n1 n2 n3
+
+        n-grams, read downwards: (root: b1 c1 n1)  (a2: b2 c2 n2)  (a3: b3 c3 n3)
+
+    ``levels`` are those filled so far, oldest first.
+    """
+
+    def __init__(self, window_size: int, ngram_size: int, fill: Sequence[int]) -> None:
+        self.window_size, self.ngram_size = window_size, ngram_size
+        self.levels: list[list[int]] = [list(fill[: window_size + ngram_size - 3])]
+
+    @property
+    def warm(self) -> bool:
+        return len(self.levels) == self.ngram_size - 1
+
+    def narrow(self, room: int) -> None:
+        """Drop columns from the right until no token is deeper than ``room``; needs ``room >= len(levels) - 1``."""
+        for depth, level in enumerate(self.levels):
+            del level[max(0, room - depth + (depth > 0)) :]
+
+    def advance(self, root: int, new: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+        """Take in the root's token and the newest level's argmaxes; return finished n-grams as (key, N-1 tokens)."""
+        levels = self.levels
+        if not self.warm:
+            for level in levels:
+                del level[:1]
+            levels.append(list(new[1:]))
+            return []
+        keys = [root, *levels[0]]
+        ngrams = [(key, tail) for key, tail in zip(keys, zip(*levels[1:], new, strict=False), strict=False)]
+        del levels[0]
+        levels.append(list(new))
+        del levels[0][:1]  # its column 0 is the new root
+        return ngrams
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Shift by one column more for each of ``tokens``, which fill the right edge (the levels above keep step)."""
+        for level in self.levels:
+            for token in tokens:
+                level.append(token)
+                del level[0]
 
 
 class LookaheadDrafter:

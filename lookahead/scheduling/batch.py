@@ -31,7 +31,7 @@ from lookahead.runtime.upgrades import Upgrades
 from lookahead.scheduling.prompts import Asked, groups, read
 from lookahead.scheduling.requests import Ticket
 from lookahead.strategies.automatic import AutomaticStrategy
-from lookahead.verify.choices import walked_together
+from lookahead.verify.verifier import walked_together
 
 # Nobody knows how long a scheduler will go on: as long again as it has, say the schedules of traces and of packing.
 _NEW_TOKENS, _WRITTEN = 2, 1

@@ -12,9 +12,9 @@ How trees are walked is decided once a call. In every mode but lockstep each seq
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria, MaxTime
 
 from jacobi import Path, Scores, TokenTree, walk
 from lookahead.runtime.scores import fetch
-from lookahead.verify.choices import Choice, walked
 from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
 from lookahead.verify.sampler import Place, Sampler, ScoredPass
@@ -31,9 +30,74 @@ from lookahead.verify.sequences import Sequences
 from lookahead.verify.streams import Stream
 from lookahead.verify.typical import accepted
 
-Deciding = Generator[Choice, list[int], list[Path]]
+_T = TypeVar("_T")
 Procedure = Literal["lossy", "lockstep", "in turn", "abreast"]
 Verification = Literal["exact", "rejection"]
+
+
+class Choice(NamedTuple):
+    """Choice that a walk waits for: the tokens at one place of each of several rows of a pass."""
+
+    sampler: Sampler
+    now: ScoredPass
+    places: Sequence[Place]
+
+    def tokens(self) -> list[int]:
+        return self.sampler.choose(self.now, self.places)
+
+
+Deciding = Generator[Choice, list[int], list[Path]]
+
+
+def walked(walk: Generator[Choice, list[int], _T]) -> _T:
+    """Result of a walk."""
+    try:
+        choice = next(walk)
+        while True:
+            choice = walk.send(choice.tokens())
+    except StopIteration as end:
+        return end.value
+
+
+def walked_together(walks: Sequence[Generator[Choice, list[int], _T]]) -> list[_T | Exception]:
+    """Results of several walks, or the error of each that fails. They go from choice to choice in step, and those
+    made alike are made in one computation::
+
+        first sequence, T 0.8     root    node 3    done
+        second, T 0.8             root    done
+        third, with a penalty     root    node 1    done
+        computations                 2         2
+    """
+    found: dict[int, _T | Exception] = {}
+    asked: dict[int, Any] = dict.fromkeys(range(len(walks)))  # what each is told next; None = it begins
+    while asked:
+        choices: dict[int, Choice] = {}
+        for place, told in asked.items():
+            try:
+                choices[place] = walks[place].send(told)
+            except StopIteration as end:
+                found[place] = end.value
+            except Exception as error:
+                found[place] = error
+        asked = _chosen(choices, found)
+    return [found[place] for place in range(len(walks))]
+
+
+def _chosen(choices: dict[int, Choice], found: dict[int, _T | Exception]) -> dict[int, list[int]]:
+    groups: dict[Hashable, list[int]] = {}
+    for place, choice in choices.items():
+        alike = choice.sampler.alike(choice.now.scores.logits) if len(choice.places) == 1 else None
+        groups.setdefault((alone := alike is None, place if alone else alike), []).append(place)
+    told: dict[int, list[int]] = {}
+    for places in groups.values():
+        given = [(each.sampler, each.now, each.places[0]) for each in map(choices.__getitem__, places)]
+        together = given[0][0].choose_alike(given) if len(places) > 1 else None
+        for at, place in enumerate(places):
+            try:
+                told[place] = choices[place].tokens() if together is None else [together[at]]
+            except Exception as error:
+                found[place] = error
+    return told
 
 
 class LengthLimits(Protocol):

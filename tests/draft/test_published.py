@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from jacobi import GreedyVerifier, Step, solve
 from lookahead.draft.context import RowContext
-from lookahead.draft.published import LookaheadDrafter
-from lookahead.sources.jacobi_window import JacobiWindow
+from lookahead.draft.published import JacobiWindow, LookaheadDrafter
 from lookahead.sources.ngram_pool import NgramPool
 
 W, N, G = st.integers(1, 6), st.integers(2, 6), st.integers(0, 4)

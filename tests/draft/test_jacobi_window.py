@@ -7,7 +7,7 @@ from helpers.windows import SlowWindow, counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead.sources.jacobi_window import JacobiWindow
+from lookahead.draft.published import JacobiWindow
 
 W, N = st.integers(1, 6), st.integers(2, 6)
 
