@@ -12,11 +12,10 @@ SLOTS = 2  # weights of a kind: where its source is the first to propose the tok
 _AGREEMENT = (0.8, 0.5)  # a supporting vote starts with so much, and this share of what it would count on its own
 _UNSAID = 1.0  # of a weight, that candidates of later sources are worth less if a model did not propose them
 _INFORMATION = 2.0  # that a prior is worth; a trial of a candidate with chance p brings p(1-p), at most a quarter
-_MOST_INFORMATION = 40.0  # so that old trials fade
+_HORIZON = 40.0  # of a weight's information, and of expected tokens: past it older ones fade
 _STRONGEST = 30.0  # weight: what is worth more is as good as certain, and products of odds stay finite
 MOST_ODDS = exp(_STRONGEST)
 _GAIN_TRIALS = 8.0  # accepted tokens that the calibration's prior is worth
-_GAIN_HORIZON = 60.0  # expected tokens, past which older ones fade
 
 Offered = Mapping[int, Sequence[int]]  # the candidates of a node: token to the slots of those who propose it
 
@@ -84,7 +83,7 @@ class Acceptance:
             error = (share - chance) / len(slots)
             gained = chance * (1.0 - chance)
             for slot in slots:
-                information[slot] = min(_MOST_INFORMATION, information[slot] + gained)
+                information[slot] = min(_HORIZON, information[slot] + gained)
                 weights[slot] += error / information[slot]
                 self.odds[slot] = exp(min(_STRONGEST, weights[slot]))
 
@@ -92,8 +91,8 @@ class Acceptance:
         """Take in how many drafted tokens a pass was expected to keep, and how many it kept, or was going to."""
         self._expected += expected
         self._accepted += accepted
-        if self._expected > _GAIN_HORIZON:
-            fade = _GAIN_HORIZON / self._expected
+        if self._expected > _HORIZON:
+            fade = _HORIZON / self._expected
             self._expected, self._accepted = self._expected * fade, self._accepted * fade
 
     def copy(self, trust: float) -> Self:

@@ -24,7 +24,7 @@ _BETWEEN = 8  # passes from trial to trial
 _STEPS = (0.3, 1.0, 2.5)  # tokens expected of the other sources' tree at which the next level begins
 _HOPED, _HOPES = 1.2, 4  # gain at a level before any was seen, and the trials that this is worth
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 32  # passes at a level that does not pay, after which it is tried again
-_LEAST_GAIN = 1.03  # of speed: estimates err
+GAIN = 0.05  # of speed, that drafts and expensive sources must promise: estimates err, and drafting costs a little
 _FADE = 0.9  # of earlier gains, once a level is judged
 
 
@@ -204,7 +204,7 @@ class ExpensiveSources:
     def pay(self, expected: float) -> bool:
         """Whether to ask them, where the others' tree is expected to write ``expected`` drafted tokens."""
         level = bisect_right(_STEPS, expected)
-        if self._gains[level] > _LEAST_GAIN:
+        if self._gains[level] > 1.0 + GAIN:
             self._pauses[level] = _FIRST_PAUSE
             return True
         self._skipped[level] += 1

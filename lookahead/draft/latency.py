@@ -28,7 +28,6 @@ _FIRST_TOUCH = 0.5  # of a pass, that the very first of a size tells: it may be 
 _STALE = 16  # passes, for each that an estimate rests on, after which it may no longer hold
 _DRIFT = 0.15  # of a pass's deviation (as a power) is put down to the whole machine: other sizes are taken to share it
 _BEYOND = 0.5  # past the largest measured size, as steep as so much of the curve up to it, at least
-_GUESS_STEP = 1.3  # times t(1) for several nodes, where they take other kernels than one
 _GUESS_SLOPE = 0.008  # of t(1) for each further node, before anything is measured: optimistic, so that sizes are tried
 
 
@@ -157,9 +156,9 @@ class StepTimes:
                 measured = _believed(base, measured, trust)
             base = _through(base, measured) if measured else base
         if self.steps:
-            scale = 1.0 if any(at for _, at in known) else (single or 1.0) * _GUESS_STEP
+            scale = 1.0 if any(at for _, at in known) else single or 1.0
             base = [value * scale for value in base]
-            base[0] = single or base[0] / _GUESS_STEP
+            base[0] = single or base[0]
             base = [max(base[0], value) for value in base]  # such layers never do several tokens in less time than one
         self._forms[index] = base
         return [value * self._drift for value in base] if known else base

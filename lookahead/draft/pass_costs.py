@@ -13,7 +13,6 @@ from typing import Protocol
 
 from lookahead.draft.latency import StepTimes
 
-_STEP = 0.2  # of a smoothed share, that one pass moves it
 _NODES = 16  # a replayed token costs what one more node does in passes over up to so many
 _REFRESH = 16  # passes that a computed curve serves
 _SINGLE_AFTER = (1, 2, 8, 256)  # passes after which t(1) is measured, while it rests on none, one, two, and more
@@ -40,12 +39,13 @@ class Replays:
 
     def __init__(self) -> None:
         self._drafts, self._cuts, self._tokens = 1.0, 0.0, 0.0
-        self._alone = 0.0  # share of replays behind which nothing was drafted
+        self._replays, self._alone = 1.0, 0.0  # passes that replayed, and those of them that drafted nothing behind
 
     def observe(self, width: int, replayed: int, waiting: int) -> None:
         """Take in a pass over ``width`` nodes behind ``replayed`` tokens, after which so many wait for their replay."""
         if replayed:
-            self._alone += _STEP * ((width == 1) - self._alone)
+            self._replays = _FADE * self._replays + 1.0
+            self._alone = _FADE * self._alone + (width == 1)
         if width > 1:
             self._drafts = _FADE * self._drafts + 1.0
             self._cuts = _FADE * self._cuts + (waiting > 0)
@@ -56,7 +56,8 @@ class Replays:
         last = min(len(curve) - 1, _NODES)
         token_ms = max(0.0, curve[last] - curve[1]) / (last - 1) if last > 1 else 0.0
         # Where one token alone takes another kernel than several, a replay costs that much if nothing comes behind it.
-        again_ms = curve[replayed] - curve[0] if replayed else self._alone * (curve[min(1, last)] - curve[0])
+        alone = self._alone / self._replays
+        again_ms = curve[replayed] - curve[0] if replayed else alone * (curve[min(1, last)] - curve[0])
         return Cut(token_ms, max(0.0, again_ms))
 
     def mean_ms(self, cut: Cut) -> float:

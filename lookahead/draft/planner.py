@@ -9,12 +9,10 @@ from weakref import WeakMethod
 from jacobi import Step
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.frontier import Growth, grown_together
-from lookahead.draft.guard import ExpensiveSources, Guard, Mode, Rest, Trials, reached
+from lookahead.draft.guard import GAIN, ExpensiveSources, Guard, Mode, Rest, Trials, reached
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.draft.pass_costs import Cut, ModelLimits, PassCosts
 from lookahead.sources.draft_model import UsualTime
-
-_GAIN = 0.05  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
 
 
 def shared_width(
@@ -42,7 +40,7 @@ def shared_width(
             after = [before + more for (_, before), more in zip(trees, gained, strict=True)]
             gained = [reached(after) - reached([before for _, before in trees])]
         speeds[size] = sum(gained) / costs[size - 1]
-    speeds[1] *= 1.0 + _GAIN * (1.0 if apart else log2(max(2, len(trees))))  # the slowest's luck ends it
+    speeds[1] *= 1.0 + GAIN * (1.0 if apart else log2(max(2, len(trees))))  # the slowest's luck ends it
     return max(speeds, key=speeds.__getitem__)
 
 
@@ -135,7 +133,7 @@ class Planner:
             self.sizes = [costs.trees[0], *(cost + beside_ms for cost in costs.trees[1:])], costs.least
         else:
             self.mode, self.sizes = Mode.DRAFT, (costs.trees, costs.least)
-            self.gain, self.cut = 1.0 + _GAIN, costs.cut
+            self.gain, self.cut = 1.0 + GAIN, costs.cut
             self.ask_ms = 0.0 if costs.times.frozen else self._asking.ms
 
     def share(self, grow_ahead: Callable[[], Growth[tuple[Sequence[float], int] | None]]) -> None:

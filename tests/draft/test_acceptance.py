@@ -121,7 +121,7 @@ def test_calibration_stays_between_what_it_has_seen(trust: float, passes: list[t
     for expected, accepted in passes:
         acceptance.count_tree(expected, accepted)
         assert acceptance.calibration > 0.0
-        assert acceptance._expected <= 60.0 + 1e-9
+        assert acceptance._expected <= 40.0 + 1e-9
 
 
 @pytest.mark.parametrize("share", [0.2, 1.0, 2.0])
