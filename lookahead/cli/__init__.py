@@ -3,11 +3,12 @@ imported when its command's arguments were read and checked: help, ``--version``
 told without torch and transformers. May import: everything."""
 
 import inspect
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from jacobi import LookaheadError
 from lookahead._version import versions
@@ -31,35 +32,21 @@ COMMANDS: dict[str, type] = {
 }
 
 
-def load_command(name: str) -> Any:
-    """Make typer's command of the function that has the command's name, in the module of that name, with a parameter
-    for each of the dataclass's fields; the module is imported last."""
-    alone, options = typer.Typer(add_completion=False), COMMANDS[name]
+def spread(name: str, options: type) -> Callable[..., None]:
+    """The function that typer makes a command of: with a parameter for each of the dataclass's fields, it calls the one
+    that has the command's name, in the module of that name, which is imported last."""
 
-    def spread(**given: Any) -> None:
+    def called(**given: Any) -> None:
         checked = options(**given)
         getattr(import_module(f"lookahead.cli.{name}"), name)(checked)
 
-    spread.__doc__ = options.__doc__
-    spread.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
-    alone.command(name)(spread)
-    return typer.main.get_command(alone)
-
-
-class LazyCommand(TyperCommand):
-    """A command of which only name and help are known, until its arguments are read."""
-
-    def make_context(self, *args: Any, **settings: Any) -> Any:
-        return load_command(str(self.name)).make_context(*args, **settings)
+    called.__doc__ = options.__doc__
+    called.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
+    return called
 
 
 class Commands(TyperGroup):
     """The commands; a ``LookaheadError`` of one, or one of a file, is one line on stderr and exit status 2."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        helps = {name: str(inspect.getdoc(options)).partition("\n\n")[0] for name, options in COMMANDS.items()}
-        self.commands = {name: LazyCommand(name, help=text) for name, text in helps.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command of a name; ``train-eagle``, as it once was, is ``train --kind eagle``."""
@@ -84,6 +71,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     help="Exact lookahead decoding: the text of plain generate, in fewer forward passes.",
 )
+for _name, _options in COMMANDS.items():
+    app.command(_name)(spread(_name, _options))
 
 
 def _version(wanted: bool) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cli import PROMPT, RUN, refused
+from helpers.cli import MADE, PROMPT, RUN, refused
 
 import lookahead
-from lookahead.cli import COMMANDS, load_command
+from lookahead.cli import COMMANDS
 from lookahead.cli.training_arguments import TRAINED, Train
 
 ROOT = Path(lookahead.__file__).parent.parent
@@ -46,7 +46,7 @@ def test_the_version_names_what_decides_about_a_text_and_loads_nothing() -> None
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_its_options_help(name: str) -> None:
-    command = load_command(name)
+    command = MADE.commands[name]
     assert (command.name, command.help) == (name, inspect.getdoc(COMMANDS[name]))
 
 

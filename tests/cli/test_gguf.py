@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from helpers.chat_model import save_gguf
-from helpers.cli import PROMPT, expected, run
+from helpers.cli import MADE, PROMPT, expected, run
 from helpers.refusals import refuses
 
 from lookahead import load_model, model_folder
-from lookahead.cli import COMMANDS, common, load_command
+from lookahead.cli import COMMANDS, common
 from lookahead.cli.arguments import Chat, Serve
 
 
@@ -72,7 +72,7 @@ def test_what_is_missing_is_named(mixed: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_takes_one(name: str) -> None:
-    assert "--gguf-file" in [option for parameter in load_command(name).params for option in parameter.opts]
+    assert "--gguf-file" in [option for parameter in MADE.commands[name].params for option in parameter.opts]
 
 
 @pytest.mark.parametrize("options", [Chat, Serve])

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.cli import PROMPT, run
+from helpers.cli import MADE, PROMPT, run
 from helpers.refusals import refuses
 
 from lookahead import bundled
-from lookahead.cli import common, load_command
+from lookahead.cli import common
 from lookahead.cli.prompts import read_prompts
 
 
 @pytest.mark.parametrize("name", ["demo", "generate", "support", "tree", "tune", "verify"])
 def test_device_and_dtype_are_automatic(name: str) -> None:
-    defaults = {parameter.name: parameter.default for parameter in load_command(name).params}
+    defaults = {parameter.name: parameter.default for parameter in MADE.commands[name].params}
     assert (defaults["device"], defaults["dtype"]) == ("auto", "auto")
 
 
@@ -70,5 +70,5 @@ def test_every_line_of_a_jsonl_file_is_an_object(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tree", "tune", "verify"])
 def test_the_rule_is_in_each_commands_help(name: str) -> None:
-    (option,) = (parameter for parameter in load_command(name).params if parameter.name == "prompts")
+    (option,) = (parameter for parameter in MADE.commands[name].params if parameter.name == "prompts")
     assert 'every line of a .jsonl file, is a JSON object with a "prompt"' in option.help

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from lookahead.cli import app, common
 
 PROMPT = "def add(a, b):"
+MADE: Any = typer.main.get_command(app)  # the commands as typer has made them
 
 # Runs commands in a Python of their own, and says how each ended and what of the heavy packages was loaded by then.
 RUN = """
