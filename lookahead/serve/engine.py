@@ -4,7 +4,6 @@ import math
 import threading
 from collections import deque
 from dataclasses import replace
-from functools import partial
 from queue import Queue
 from time import perf_counter
 from typing import Any
@@ -18,7 +17,7 @@ from lookahead.pieces import text_of, tokens_of
 from lookahead.scheduling import Scheduler
 from lookahead.serve.errors import ApiError, shutting_down
 from lookahead.serve.jobs import Answer, AnswerStream, Job
-from lookahead.serve.plans import LogProbs, Penalties, RequestPlan, StopStrings
+from lookahead.serve.plans import Penalties, RequestPlan, StopStrings
 from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead
 
@@ -170,9 +169,8 @@ class Engine:
         """Tell a job of its answers that are written, and end it with the last one, or with an error."""
         try:
             job.check()
-            for ticket, answer in [(ticket, answer) for ticket, answer in job.tasks.items() if ticket.done]:
-                del job.tasks[ticket]
-                job.answers.append(answer(ticket.result()))
+            for ticket in [ticket for ticket in job.tasks if ticket.done]:
+                job.answers.append(self._answer(job.plan, job.tasks.pop(ticket), ticket.result()))
                 job.tell(job.answers[-1])
         except BaseException as error:
             self._end(job, error)
@@ -194,17 +192,15 @@ class Engine:
         plan, request = job.plan, job.plan.request
         which, copy = divmod(index, request.n)
         ids = plan.prompts[which]
-        cache, cached = self._kept.take(ids)
-        stream = AnswerStream(job, index, self.tokenizer)
+        stream = AnswerStream(job, index, self.tokenizer, *self._kept.take(ids))
         settings = plan.settings | {"max_new_tokens": plan.room[which], "streamer": stream}
-        logs = None if plan.logprobs is None else LogProbs(plan.logprobs)
-        settings["logits_processor"] = processors = list[LogitsProcessor](() if logs is None else (logs,))
+        settings["logits_processor"] = processors = list[LogitsProcessor](() if stream.logs is None else (stream.logs,))
         if request.frequency_penalty or request.presence_penalty:
             processors.append(Penalties(len(ids), request.frequency_penalty, request.presence_penalty))
         if request.stops:
             settings["stopping_criteria"] = [StopStrings(self.tokenizer, request.stops)]
-        if cache is not None:
-            settings[CACHE] = cache
+        if stream.cache is not None:
+            settings[CACHE] = stream.cache
         inputs = torch.tensor([ids], device=self.model.device)
         ticket = self._scheduler.submit(
             seed=plan.seed + copy,
@@ -216,21 +212,12 @@ class Engine:
             return_dict_in_generate=True,
             **settings,
         )
-        job.tasks[ticket] = partial(self._answer, plan, index, stream, logs, cache, cached)
+        job.tasks[ticket] = stream
 
-    def _answer(
-        self,
-        plan: RequestPlan,
-        index: int,
-        stream: AnswerStream,
-        logs: LogProbs | None,
-        cache: Any,
-        cached: int,
-        output: Any,
-    ) -> Answer:
+    def _answer(self, plan: RequestPlan, stream: AnswerStream, output: Any) -> Answer:
         """The answer of what ``generate`` has written; its KV cache is put away under its whole text."""
-        text, which = output.sequences[0].tolist(), index // plan.request.n
-        self._kept.put(text, cache)
+        text, which = output.sequences[0].tolist(), stream.index // plan.request.n
+        self._kept.put(text, stream.cache)
         length = len(plan.prompts[which])
         tokens = text[length:]
         ends = plan.settings.get("eos_token_id", self.model.generation_config.eos_token_id)
@@ -240,7 +227,7 @@ class Engine:
         stats = getattr(output, "stats", None) or DecodingStats(steps=len(tokens), emitted=len(tokens))
         whole = text_of(self.tokenizer, tokens)
         kept, found = stream.text if stopped else whole, None
-        if logs is not None:
+        if stream.logs is not None:
             shown = len(tokens) if kept == whole else tokens_of(self.tokenizer, tokens, kept)
-            found = logs.all(tokens)[:shown]
-        return Answer(index, tokens, length, cached, finish, stats, stream.drafts, kept, found)
+            found = stream.logs.all(tokens)[:shown]
+        return Answer(stream.index, tokens, length, stream.cached, finish, stats, stream.drafts, kept, found)

@@ -9,7 +9,7 @@ from lookahead.generation.watch import Pass
 from lookahead.pieces import PieceStreamer
 from lookahead.scheduling import Ticket
 from lookahead.serve.errors import client_left
-from lookahead.serve.plans import RequestPlan
+from lookahead.serve.plans import LogProbs, RequestPlan
 from lookahead.stats import DecodingStats
 
 
@@ -56,7 +56,7 @@ class Job:
         self.plan, self.tell = plan, tell
         self.begun = 0  # answers that were begun
         self.begin = 0.0  # when the first of them was
-        self.tasks: dict[Ticket, Callable[[Any], Answer]] = {}  # answers that are being written, and how each is made
+        self.tasks: dict[Ticket, AnswerStream] = {}  # answers that are being written
         self.answers: list[Answer] = []  # that are done
         self._ended: Exception | None = None
 
@@ -70,11 +70,13 @@ class Job:
 
 
 class AnswerStream(PieceStreamer):
-    """Tells a job of its text as it is written, and ends the call when nobody waits for it."""
+    """Tells a job of an answer's text as it is written, and ends the call when nobody waits for it. ``cache`` has the
+    KV cache of the text before, of which ``cached`` tokens were known."""
 
-    def __init__(self, job: Job, index: int, tokenizer: Any) -> None:
+    def __init__(self, job: Job, index: int, tokenizer: Any, cache: Any = None, cached: int = 0) -> None:
         super().__init__(tokenizer, job.plan.request.stops)
-        self._job, self._index = job, index
+        self._job, self.index, self.cache, self.cached = job, index, cache, cached
+        self.logs = None if job.plan.logprobs is None else LogProbs(job.plan.logprobs)
         self._tokens: list[dict[str, Any]] = []  # not told yet
         self._passes = 0
         self.drafts = 0  # passes that had drafted tokens to score
@@ -93,4 +95,4 @@ class AnswerStream(PieceStreamer):
         if piece:
             tokens, self._tokens = [token for token in self._tokens if token["text"]], []
             speed = self.count / max(1e-9, perf_counter() - self._begin)
-            self._job.tell(Piece(self._index, piece, tokens, self._passes or self.count, speed))
+            self._job.tell(Piece(self.index, piece, tokens, self._passes or self.count, speed))
