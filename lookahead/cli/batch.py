@@ -76,14 +76,8 @@ def _outcomes(lines: list[Line], options: Batch) -> Generator[Outcome, None, Non
         with connected() as ray:
             yield from answered(ray, partial(_answerer, options), lines, options.replicas, options.rows)
     elif lines:
-        answerer = _answerer(options)
-        try:
+        with closing(_answerer(options)) as answerer:
             yield from answerer.answer(lines)
-        except BaseException:
-            answerer.cut()
-            raise
-        finally:
-            answerer.close()
 
 
 def _answerer(options: Batch) -> Answerer:

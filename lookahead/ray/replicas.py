@@ -197,7 +197,6 @@ class _Actor:
 
     def __del__(self) -> None:
         if hasattr(self, "_answerer"):
-            self._answerer.cut()
             self._answerer.close()
 
 

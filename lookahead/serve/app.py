@@ -81,32 +81,32 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         give_up(task)
 
 
-class _Running:
+class _Running(Job):
     """A job as the event loop sees it."""
 
     def __init__(self, service: Service, plan: RequestPlan) -> None:
-        self._service, self._begin = service, perf_counter()
+        super().__init__(plan, self._hear)
+        self._service, self._asked = service, perf_counter()
         self._events: asyncio.Queue[Piece | Answer | BaseException | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._told = False
-        self.job = Job(plan, self._tell)
-        service.engine.submit(self.job)
+        service.engine.submit(self)
 
-    def _tell(self, event: Piece | Answer | BaseException | None) -> None:
+    def _hear(self, event: Piece | Answer | BaseException | None) -> None:
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
         except RuntimeError:  # the loop is closed, so nobody listens
-            self.job.cancel()
+            self.cancel()
 
     async def next(self) -> Piece | Answer | None:
         """Next piece; None when all answers are done."""
-        left = self._service.limits.timeout - (perf_counter() - self._begin)
+        left = self._service.limits.timeout - (perf_counter() - self._asked)
         try:
             event = await asyncio.wait_for(self._events.get(), max(0.0, left))
         except TimeoutError as error:
             told = f"The request took longer than {self._service.limits.timeout:g} seconds."
             raise ApiError(told, 504, code="timeout") from error
-        metrics, passed = self._service.metrics, perf_counter() - self._begin
+        metrics, passed = self._service.metrics, perf_counter() - self._asked
         if isinstance(event, Answer):
             metrics.count(event)
         elif event is None:
@@ -122,11 +122,11 @@ class _Running:
         """The answers when they are done."""
         while await self.next() is not None:
             pass
-        return self.job.answers
+        return self.answers
 
     def drop(self) -> None:
         """Nobody waits for it any more."""
-        self._service.engine.drop(self.job)
+        self._service.engine.drop(self)
 
 
 async def _chunks(running: _Running, shape: Shape, event: Piece | Answer | None) -> AsyncIterator[str]:
@@ -143,7 +143,7 @@ async def _chunks(running: _Running, shape: Shape, event: Piece | Answer | None)
                 yield _event(shape.piece, event)
             event = await running.next()
         if shape.plan.request.stream_options.include_usage:
-            yield _event(shape.last, running.job.answers)
+            yield _event(shape.last, running.answers)
         yield "data: [DONE]\n\n"
     except ApiError as error:
         yield _event(error.body)

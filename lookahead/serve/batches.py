@@ -49,7 +49,7 @@ class Outcome:
 
 
 class Answerer(Engine):
-    """An engine that answers batches with one model; :meth:`close` ends its thread.
+    """An engine that answers batches with one model; :meth:`close` ends its thread, and what is under way.
 
     Args:
         name: what answers call the model.
@@ -66,6 +66,10 @@ class Answerer(Engine):
         self._most = 2 * rows  # asked for at a time: the next ones wait at hand
         self._name = name
         super().__init__(model, tokenizer, most_waiting=self._most, conversations=conversations, rows=rows)
+
+    def close(self) -> None:
+        self.cut()
+        super().close()
 
     def answer(self, lines: Iterable[Line]) -> Iterator[Outcome]:
         """Answer requests, or refuse them, one after the other as they end. Any other error ends the batch."""
