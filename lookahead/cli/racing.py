@@ -102,70 +102,65 @@ class RaceRow:
     explained: str
 
 
+@dataclass
 class Race:
     """All runs of a race.
 
     Attributes:
+        given: kinds and prompts.
         told: what was left out so that it ends in ``seconds``, and that the machine was loaded.
         written: what each of the runs wrote.
         differing: prompt and method of greedy texts that are not plain decoding's, and where they part.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        given: Sequence[tuple[str, Encoded]],
-        temperatures: Sequence[float | None],
-        new_tokens: int,
-        seconds: float = inf,
-        methods: Sequence[str] = tuple(METHODS),
-        strategy: Lookahead | None = None,
-        rounds: int = 1,
-    ) -> None:
-        self._model, self._given, self._temperatures = model, list(given), temperatures
-        self.new_tokens, self._seconds, self._methods, self._rounds = new_tokens, seconds, methods, rounds
-        self.told: list[str] = []
-        self.written: list[common.Decoded] = []
-        self.differing: dict[tuple[int, str], Divergence] = {}
-        self._strategy = strategy or Lookahead()
-        self._end, self._warm = 0.0, min(_WARM, new_tokens)
+    model: PreTrainedModel
+    given: Sequence[tuple[str, Encoded]]
+    temperatures: Sequence[float | None]
+    new_tokens: int
+    seconds: float = inf
+    methods: Sequence[str] = tuple(METHODS)
+    strategy: Lookahead = field(default_factory=Lookahead)
+    rounds: int = 1
+    told: list[str] = field(default_factory=list)
+    written: list[common.Decoded] = field(default_factory=list)
+    differing: dict[tuple[int, str], Divergence] = field(default_factory=dict)
 
     def run(self, moved: Callable[[float], None]) -> list[RacedText]:
         """Run the race; ``moved`` is told how far it has got, from 0 to 1."""
-        self._end = perf_counter() + self._seconds
-        inputs = self._given[0][1]
+        self._end, self._warm = perf_counter() + self.seconds, min(_WARM, self.new_tokens)
+        inputs = self.given[0][1]
         self._write(inputs, "plain", None, 0, 2)
         begin = perf_counter()
         self._write(inputs, "plain", None, 0, _PROBE)
         self._fit((perf_counter() - begin) / _PROBE)
-        for method in self._methods:
-            for temperature in self._temperatures:
-                self._write(self._given[0][1], method, temperature, 0, self._warm)
-        runs, turns = list[RacedText](), [(turn, each) for turn in range(self._rounds) for each in self._temperatures]
-        for place, (kind, inputs) in enumerate(self._given):
+        for method in self.methods:
+            for temperature in self.temperatures:
+                self._write(self.given[0][1], method, temperature, 0, self._warm)
+        runs, turns = list[RacedText](), [(turn, each) for turn in range(self.rounds) for each in self.temperatures]
+        for place, (kind, inputs) in enumerate(self.given):
             for number, (turn, temperature) in enumerate(turns, start=1):
                 runs += self._unit(kind, inputs, temperature, place, turn)
-                moved((place + number / len(turns)) / len(self._given))
-            if perf_counter() > self._end and place + 1 < len(self._given):
+                moved((place + number / len(turns)) / len(self.given))
+            if perf_counter() > self._end and place + 1 < len(self.given):
                 self.told.append(
-                    f"Time is up after {place + 1} of {counted(len(self._given), 'prompt')}: --minutes gives more."
+                    f"Time is up after {place + 1} of {counted(len(self.given), 'prompt')}: --minutes gives more."
                 )
                 break
-        self.told += common.load_told(self.written, self._model.device)
+        self.told += common.load_told(self.written, self.model.device)
         return runs
 
     def _fit(self, each: float) -> None:
         """Ask for as much as the time allows, as if every method were as fast as plain decoding."""
-        ways, asked = len(self._methods) * len(self._temperatures), (len(self._given), self.new_tokens)
+        ways, asked = len(self.methods) * len(self.temperatures), (len(self.given), self.new_tokens)
         possible = (self._end - perf_counter()) / (each * ways)  # tokens
-        if possible - self._warm >= asked[0] * asked[1] * self._rounds:
+        if possible - self._warm >= asked[0] * asked[1] * self.rounds:
             return
         self._warm = max(1, min(self._warm, int(possible) // 4))
         possible = int(possible) - self._warm
         prompts = max(1, min(asked[0], possible // min(self.new_tokens, 48)))
         self.new_tokens = max(min(_LEAST_TOKENS, asked[1]), min(asked[1], possible // prompts))
-        step = len(self._given) / prompts  # every kind of question has its share
-        self._given = [self._given[int(place * step)] for place in range(prompts)]
+        step = len(self.given) / prompts  # every kind of question has its share
+        self.given = [self.given[int(place * step)] for place in range(prompts)]
         took = f"plain decoding takes {1e3 * each:.0f} ms a token"
         self.told.append(
             f"{prompts} of {counted(asked[0], 'prompt')} and {self.new_tokens} of {asked[1]} tokens, as {took} here: "
@@ -177,14 +172,14 @@ class Race:
     ) -> common.Decoded:
         settings = {"max_new_tokens": new_tokens} | common.sampling(temperature) | METHODS[method].settings
         torch.manual_seed(seed)
-        strategy = self._strategy if method == "lookahead" else None
-        return common.decode(self._model, inputs, strategy, **settings)
+        strategy = self.strategy if method == "lookahead" else None
+        return common.decode(self.model, inputs, strategy, **settings)
 
     def _unit(self, kind: str, inputs: Encoded, temperature: float | None, place: int, turn: int) -> list[RacedText]:
         def write(method: str, inputs: Encoded) -> common.Decoded:
             return self._write(inputs, method, temperature, place, self.new_tokens)
 
-        (done,) = interleaved(self._methods, [inputs], place + turn, write)
+        (done,) = interleaved(self.methods, [inputs], place + turn, write)
         self.written += done.values()
         plain = done["plain"]
         each = plain.seconds / max(1, len(plain.tokens))
@@ -204,7 +199,7 @@ class Race:
             return "same"
         if temperature is not None:
             return "differs" if METHODS[method].same_draws else "other draws"
-        found = self.differing[place, method] = judged(self._model, inputs, plain, tokens)
+        found = self.differing[place, method] = judged(self.model, inputs, plain, tokens)
         return "tie" if found.verdict == "tie" else "bug" if method == "lookahead" else "differs"
 
 
