@@ -19,7 +19,7 @@ from benchmarks.harness import bootstrap, loops, random_prompt, texts_of, timed,
 from benchmarks.options import MODES, chosen
 from benchmarks.tables import show
 from lookahead import DecodingStats, Jacobi, Lookahead, Medusa
-from lookahead.cli.racing import Method, interleaved, prompt_lookup
+from lookahead.cli.racing import Method, in_turns, prompt_lookup
 from lookahead.draft import memory
 from lookahead.eagle import Eagle
 
@@ -277,10 +277,10 @@ def contest(
         memories[method.label] = memory.exchange(model)
         return output
 
-    def counted(name: str, unit: Unit) -> Calls:
+    def counted(unit: Unit, name: str) -> Calls:
         return _count(model, table[name], partial(call, table[name], unit), new_tokens, batch)
 
-    def raced(name: str, unit: Unit) -> tuple[Tensor, float, float]:
+    def raced(unit: Unit, name: str) -> tuple[Tensor, float, float]:
         ids, seconds = timed(model.device, partial(call, table[name], unit, **streamed))
         return ids, seconds, time.perf_counter() - heard.at
 
@@ -291,12 +291,12 @@ def contest(
                 for unit in warm if method.remembers else [longest, *warm]:
                     call(method, unit)
         if turn == 0:
-            for calls_of in interleaved(table, watch(given), turn, counted):
-                for name, calls in calls_of.items():
+            for place, unit in enumerate(watch(given)):
+                for name, calls in in_turns(table, place, partial(counted, unit)).items():
                     results[name].append(calls)
             continue
-        for place, done in enumerate(interleaved(table, watch(given), turn, raced)):
-            for name, (ids, seconds, after) in done.items():
+        for place, unit in enumerate(watch(given)):
+            for name, (ids, seconds, after) in in_turns(table, turn + place, partial(raced, unit)).items():
                 calls = results[name][place]
                 calls.after.append(after)
                 calls.seconds.append(seconds)

@@ -1,6 +1,6 @@
 """A race in one process: every method writes every text in turn, within a limit of time."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
@@ -20,7 +20,6 @@ from lookahead.strategies.lookahead import Lookahead
 
 Comparison = Literal["same", "tie", "differs", "bug", "other draws"]
 Encoded = dict[str, torch.Tensor]
-_Unit = TypeVar("_Unit")
 _Written = TypeVar("_Written")
 
 _FIGURES = ("speed", "95 %", "tokens/s", "S", "texts")
@@ -56,15 +55,12 @@ METHODS = {
 }
 
 
-def interleaved(
-    names: Iterable[str], units: Iterable[_Unit], turn: int, write: Callable[[str, _Unit], _Written]
-) -> Iterator[dict[str, _Written]]:
-    """What each method makes of each unit; the order turns round, so that none always follows the same one."""
+def in_turns(names: Iterable[str], turn: int, write: Callable[[str], _Written]) -> dict[str, _Written]:
+    """What each method writes; from turn to turn another one begins, so that none always follows the same one."""
     names = list(names)
-    for place, unit in enumerate(units, start=turn):
-        first = place % len(names)
-        done = {name: write(name, unit) for name in names[first:] + names[:first]}
-        yield {name: done[name] for name in names}
+    first = turn % len(names)
+    done = {name: write(name) for name in names[first:] + names[:first]}
+    return {name: done[name] for name in names}
 
 
 @dataclass(frozen=True)
@@ -176,10 +172,10 @@ class Race:
         return common.decode(self.model, inputs, strategy, **settings)
 
     def _unit(self, kind: str, inputs: Encoded, temperature: float | None, place: int, turn: int) -> list[RacedText]:
-        def write(method: str, inputs: Encoded) -> common.Decoded:
+        def write(method: str) -> common.Decoded:
             return self._write(inputs, method, temperature, place, self.new_tokens)
 
-        (done,) = interleaved(self.methods, [inputs], place + turn, write)
+        done = in_turns(self.methods, place + turn, write)
         self.written += done.values()
         plain = done["plain"]
         each = plain.seconds / max(1, len(plain.tokens))
