@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -233,13 +234,8 @@ def application(
     app.add_middleware(Gate, api_key=api_key, most_bytes=limits.body, hosts=hosts)
     card = {"id": service.name, "object": "model", "created": 0, "owned_by": "lookahead"}
 
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> Response:
-        return await service.complete(request, chat=True)
-
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        return await service.complete(request, chat=False)
+    for path, chat in (("/v1/chat/completions", True), ("/v1/completions", False)):
+        app.add_route(path, partial(service.complete, chat=chat), methods=["POST"])
 
     @app.get("/v1/models")
     async def models() -> Response:
