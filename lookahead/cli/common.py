@@ -24,7 +24,6 @@ from lookahead import bundled
 from lookahead._version import versions
 from lookahead.chat_format import built_in as built_in
 from lookahead.chat_format import end_tokens, prompt_ids
-from lookahead.cli.evidence import LOADED
 from lookahead.cli.options import DraftOptions, ModelOptions, ServedOptions, SizeOptions
 from lookahead.cli.prompts import PROMPTS
 from lookahead.loading import load_model
@@ -34,6 +33,7 @@ from lookahead.strategies.base import Stats, Strategy
 from lookahead.strategies.lookahead import Lookahead
 
 _QUIET_S = 5.0  # seconds between two lines where no bar can be drawn
+_LOADED = 0.8  # share of the time that a thread runs, below which others take the processors
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def load_told(runs: Sequence[Decoded], device: torch.device) -> list[str]:
     """One line where the machine had other work to do, which is seen by a thread that hardly waits by itself; else
     none. A thread that waits for a GPU says nothing."""
     share = min(1.0, sum(run.busy for run in runs) / sum(run.seconds for run in runs)) if runs else 1.0
-    if device.type != "cpu" or share > LOADED:
+    if device.type != "cpu" or share > _LOADED:
         return []
     told = f"The machine is loaded: this process ran in {share:.0%} of the time that passed. Times say little"
     return [f"{told}; measure again when nothing else runs."]

@@ -1,5 +1,6 @@
 """A race in one process: every method writes every text in turn, within a limit of time."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -13,7 +14,7 @@ from rich.text import Text
 from transformers import PreTrainedModel
 
 from lookahead.cli import common
-from lookahead.cli.evidence import Evidence
+from lookahead.cli.evidence import evidence
 from lookahead.cli.verify import Divergence, judged
 from lookahead.stats import DecodingStats, counted
 from lookahead.strategies.lookahead import Lookahead
@@ -215,26 +216,26 @@ def _row(kind: str, mode: str, method: str, own: Sequence[RacedText]) -> RaceRow
     for run in own:
         texts.setdefault(run.prompt, []).append(run)
     ratios = [median(run.ratio for run in runs) for runs in texts.values()]
-    found = Evidence.of(ratios, sum(runs[0].tokens for runs in texts.values()))
+    speedup, interval, verdict = evidence(ratios, sum(runs[0].tokens for runs in texts.values()))
     stats = sum((DecodingStats.from_dict(run.stats) for run in own if run.stats), DecodingStats())
-    drafts, passes = stats.split(found.speedup) or (None, None)
-    counts = {verdict: sum(run.verdict == verdict for run in own) for verdict in dict.fromkeys(r.verdict for r in own)}
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    drafts, passes = stats.split(speedup) or (None, None)
+    counts = Counter(run.verdict for run in own)
+    told = ", ".join(f"{count} {compared}" for compared, count in counts.items())
     return RaceRow(
         kind,
         mode,
         method,
-        found.speedup,
-        found.interval,
+        speedup,
+        interval,
         min(ratios),
         max(ratios),
         drafts,
         passes,
-        found.verdict,
+        verdict,
         sum(run.tokens for run in own) / sum(run.seconds for run in own),
         stats.mean_acceptance_length if stats.steps else 1.0 if method == "plain" else None,
         "" if method == "plain" else told,
-        stats.explain(found.speedup) if method == "lookahead" else "",
+        stats.explain(speedup) if method == "lookahead" else "",
     )
 
 
