@@ -1,7 +1,6 @@
 """``lookahead chat``: a conversation with a model in the terminal."""
 
 import signal
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -222,9 +221,6 @@ class _Voice(PieceStreamer):
 def _stopped_by_interrupts(voice: _Voice) -> Iterator[None]:
     """Ctrl-C ends what the voice says, at the next token at the latest: a KeyboardInterrupt that is raised in a
     callback of the garbage collector is lost."""
-    if threading.current_thread() is not threading.main_thread():  # signals come to the main thread alone
-        yield
-        return
 
     def stop(*_: Any) -> None:
         voice.is_stopped = True
