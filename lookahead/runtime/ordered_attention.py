@@ -100,9 +100,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sequ
     if turns is not None and all(turn.whole for turn in turns):
         output = query.new_zeros(batch, nodes, heads, channels)
     else:
-        side_by_side = query.transpose(1, 2).contiguous().transpose(1, 2)
         shown = query.new_empty(1, 1, 1, 0) if mask is None else mask
-        output = torch.ops.lookahead.attended(side_by_side, key, value, shown, sequences, scale)
+        output = torch.ops.lookahead.attended(query, key, value, shown, sequences, scale)
         if output.shape != query.shape:
             raise ValueError("expected slots, masks and places of the same sequences and nodes")
         output = output.transpose(1, 2)
