@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 from jacobi import TokenTree
 from lookahead._per_model import MOST_PASSES, PerModel
 from lookahead.models.hidden_states import Outputs
+from lookahead.models.mask_rules import MaskRule
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.forward import TreeForward
-from lookahead.runtime.masks import ALIGNED, ancestor_words
+from lookahead.runtime.masks import ALIGNED, ancestor_words, map_rules
 from lookahead.runtime.split_attention import may_plan
 
 _BUCKETS = (1, 8, 16, 32, 64, 128)
@@ -213,6 +214,28 @@ class StaticBuffers:
             shape = (self.batch, 1, nodes, span)
             self._masks[nodes, span] = torch.empty(shape, dtype=self.dtype, device=self.device)
         return self._masks[nodes, span]
+
+    def masks(self, rules: Any, inputs: Inputs, slots: Tensor, mask: Tensor) -> Any:
+        """The masks of :func:`.tree_masks` over a fixed span of slots, for nodes at ``slots`` ``[node]``, computed on
+        the device without asking it anything. ``mask`` ``[batch, 1, node, span]`` is overwritten, and returned for
+        layers that are only causal."""
+        nodes, span = mask.shape[2:]
+        lowest, columns = torch.finfo(mask.dtype).min, self.columns[:span]
+        branches = ((inputs.ancestors[..., None] >> self.bits) & 1).flatten(2)[:, :, :nodes].bool()
+        history = self.shown[:, :span] & (columns < inputs.lengths[:, None])
+        visible = history[:, None, :].repeat(1, nodes, 1).index_copy_(2, slots, branches)
+        mask.fill_(lowest).masked_fill_(visible[:, None], 0.0)
+
+        def build(rule: MaskRule) -> Tensor:
+            if rule is None:
+                return mask
+            first = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=mask.device)
+            queries = (inputs.lengths - self.padding)[:, None] + inputs.depths
+            keys = (columns - self.padding[:, None]).index_copy_(1, slots, queries)
+            seen = rule(first, first, queries[:, None, :, None], keys[:, None, None, :])
+            return mask.masked_fill(~seen, lowest)
+
+        return map_rules(rules, build)
 
     def plans(self, span: int) -> bool:
         """Count a pass; whether kernels are to be planned for it, which need graphs of their own."""

@@ -40,7 +40,7 @@ from lookahead.runtime.executor import Executor
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.host_reads import HostReads
-from lookahead.runtime.masks import ALIGNED, StaticPlaces, static_masks
+from lookahead.runtime.masks import ALIGNED
 from lookahead.runtime.scores import send
 
 _Run = Callable[[], Outputs]  # one pass as it can be run, captured or run again: its inputs are on the device
@@ -186,11 +186,7 @@ class GraphExecutor(Executor):
         def run() -> Outputs:
             cache.move(inputs.sources, inputs.targets, buffers.rows)
             slots = inputs.base + inputs.counting
-            shown, columns = buffers.shown[:, :span], buffers.columns[:span]
-            places = StaticPlaces(
-                inputs.ancestors, slots, inputs.depths, inputs.lengths, buffers.padding, shown, columns, buffers.bits
-            )
-            masks = static_masks(forward.rules, places, mask)
+            masks = buffers.masks(forward.rules, inputs, slots, mask)
             positions = inputs.roots[:, None] + inputs.depths
             cache.open_static(slots, span)
             with tree_forward(planned=planned), decoding(nodes):
