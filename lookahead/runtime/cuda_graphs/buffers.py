@@ -254,8 +254,8 @@ class StaticBuffers:
         self.graphs[key] = graph
 
 
-# Buffers that wait for a model's next call, with the key of its kind; the most recently used last.
-_waiting: PerModel[list[tuple[Any, StaticBuffers]]] = PerModel(list)
+# Buffers that wait for a model's next call; the most recently used last.
+_waiting: PerModel[list[StaticBuffers]] = PerModel(list)
 _lock = threading.Lock()
 capturing = threading.Lock()  # a capture must not meet another thread's, or its waiting for the whole device
 
@@ -266,12 +266,11 @@ def lease(model: PreTrainedModel, key: Any, batch: int, dtype: torch.dtype, devi
     was before something of it was changed are dropped."""
     with _lock:
         waiting = [] if key is None else _waiting.of(model)
-        waiting[:] = [entry for entry in waiting if entry[0][0] == key[0]]
-        found = next((entry for entry in waiting if entry[0] == key), None)
-        if found is None:
+        waiting[:] = [buffers for buffers in waiting if buffers.key[0] == key[0]]
+        place = next((place for place, buffers in enumerate(waiting) if buffers.key == key), None)
+        if place is None:
             return StaticBuffers(batch, dtype, device, key)
-        waiting.remove(found)
-    buffers = found[1]
+        buffers = waiting.pop(place)
     if device.type == "cuda":  # an earlier call's work may still read what this one writes
         with capturing:
             torch.cuda.synchronize(device)
@@ -287,10 +286,10 @@ def give_back(model: PreTrainedModel, buffers: StaticBuffers, cache: Sequence[Te
     with _lock:
         waiting = _waiting.of(model)
         kept = []
-        for entry in ((buffers.key, buffers), *reversed(waiting)):
-            if entry[1].nbytes <= left:
-                left -= entry[1].nbytes
-                kept.append(entry)
+        for each in (buffers, *reversed(waiting)):
+            if each.nbytes <= left:
+                left -= each.nbytes
+                kept.append(each)
         waiting[:] = reversed(kept)
 
 
