@@ -44,12 +44,12 @@ class EncoderDecoderForward(TreeForward):
     def prefill(self) -> Tensor:
         """Run the decoder's prompt as plain decoding does; later passes are given what its second step is given."""
         given = {key: value for key, value in self.prompt_kwargs.items() if value is not None}
-        first = self.model.prepare_inputs_for_generation(self._input_ids, **given)
+        first = self.model.prepare_inputs_for_generation(self.prompt.input_ids, **given)
         if _POSITIONS in first:  # some models count them from the mask here
             self.prompt_kwargs[_POSITIONS] = first[_POSITIONS]
         logits = super().prefill()
         given = {key: value for key, value in given.items() if key not in (self.mask_name, _POSITIONS)}
-        later = self.model.prepare_inputs_for_generation(self._input_ids, next_sequence_length=1, **given)
+        later = self.model.prepare_inputs_for_generation(self.prompt.input_ids, next_sequence_length=1, **given)
         inputs = ("decoder_input_ids", self.mask_name, _POSITIONS, "logits_to_keep")
         self.kwargs = {key: value for key, value in later.items() if key not in inputs and value is not None}
         self.kwargs |= {CACHE: self._caches, "use_cache": True, "return_dict": True}

@@ -97,12 +97,10 @@ class TreeForward:
             self.prompt_kwargs["logits_to_keep"] = prompt_logits
         self.kwargs = {k: v for k, v in kwargs.items() if k not in _PROMPT_ONLY and v is not None}
         self.kwargs |= {CACHE: layout.cache, "use_cache": True, "return_dict": True}
-        self._input_ids, self._config, self._past = prompt.input_ids, prompt.config, prompt.cache
-        self.batch = len(prompt.input_ids)
+        self.prompt, self.batch = prompt, len(prompt.input_ids)
         self._takes_positions = traits.takes_positions
         self._run_on(model)
         self._heads: int | None = getattr(traits.config, "num_attention_heads", None)
-        self._sdpa = traits.attention == "sdpa"
         self._window = shortest_window(traits, self.rules)
         self._masks: MaskBuffer | None = None
 
@@ -130,22 +128,21 @@ class TreeForward:
 
     def prompt_slots(self) -> int:
         """How many slots the prompt will fill, what comes before it included, as far as can be told."""
-        past = 0 if self._past is None else int(self._past.get_seq_length())
+        past = 0 if self.prompt.cache is None else int(self.prompt.cache.get_seq_length())
         mask, embeds = self.prompt_kwargs.get(self.mask_name), self.prompt_kwargs.get("inputs_embeds")
         if isinstance(mask, Tensor) and mask.ndim == 2:
             return max(past, mask.shape[1])
-        count = (self._input_ids if embeds is None or self.traits.is_encoder_decoder else embeds).shape[1]
+        count = (self.prompt.input_ids if embeds is None or self.traits.is_encoder_decoder else embeds).shape[1]
         return count if count > past else past + count
 
     def load(self) -> None:
         """Take over what comes before the prompt."""
-        past, self._past = self._past, None
-        if past is not None:
-            self.layout.cache.load(past)
+        if self.prompt.cache is not None:
+            self.layout.cache.load(self.prompt.cache)
 
     def prefill(self) -> Tensor:
         """Run the prompt exactly as plain decoding does; logits ``[batch, token, vocab]`` of its last tokens."""
-        run = partial(self.model._prefill, self._input_ids, self._config, self.prompt_kwargs)
+        run = partial(self.model._prefill, self.prompt.input_ids, self.prompt.config, self.prompt_kwargs)
         outputs = watched(self.hidden, run, last=None)
         cache, held = self.layout.cache, outputs.get(CACHE)
         if held is not None and held is not self.prompt_kwargs[CACHE]:  # Phi-3, of a prompt past its first range
@@ -206,7 +203,7 @@ class TreeForward:
 
     def packs(self, nodes: int) -> bool:
         """Whether attention over the KV cache so far packs query heads, in passes over so many nodes."""
-        if not self._sdpa or self.limits is not None:
+        if self.traits.attention != "sdpa" or self.limits is not None:
             return False
         cache, batch = self.layout.cache, len(self.layout.cache.lengths)
         _, _, key_heads, _, channels = cache.buffers[0].shape

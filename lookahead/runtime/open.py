@@ -71,7 +71,7 @@ def open_tree(
         forward.holds = held_window(model, traits, forward.rules, prompt.cache)
     if packed is not None:
         forward.use(packed)
-    return TreeModel(forward, executor, writing, prompt.kwargs, prompt.new_tokens, wants.top_k)
+    return TreeModel(forward, executor, writing, wants.top_k)
 
 
 def open_shared(read: TreeModel, traced: Tracing | None = None, packed: Packed | None = None) -> TreeModel:
@@ -86,7 +86,7 @@ def open_shared(read: TreeModel, traced: Tracing | None = None, packed: Packed |
     if packed is not None:
         forward.use(packed)
     forward.follow(layout.count)
-    return TreeModel(forward, Executor(forward) if traced is None else traced(forward, None), None, {}, 0)
+    return TreeModel(forward, Executor(forward) if traced is None else traced(forward, None), None)
 
 
 def reads_in_chunks(config: GenerationConfig) -> bool:
