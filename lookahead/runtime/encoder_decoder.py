@@ -19,20 +19,24 @@ from lookahead.models.families.registry import overrides_for
 from lookahead.models.hidden_states import Outputs
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.forward import Prompt, TreeForward
+from lookahead.runtime.layout import Layout
 
 _POSITIONS = "decoder_position_ids"
 
 
 class EncoderDecoderForward(TreeForward):
     """Prefill and tree forwards of an encoder-decoder model; see :class:`TreeForward` for the arguments. The prompt is
-    the decoder's; ``kwargs`` hold ``encoder_outputs``, ``cross`` the cross-attention's KV cache, None = a new one."""
+    the decoder's; its ``kwargs`` hold ``encoder_outputs``, its cache may hold that of the cross-attention."""
 
     mask_name = "decoder_attention_mask"
     positions_name = _POSITIONS
 
-    def __init__(self, *args: Any, cross: Cache | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, model: PreTrainedModel, traits: ModelTraits, layout: Layout, prompt: Prompt, *others: Any
+    ) -> None:
+        super().__init__(model, traits, layout, prompt, *others)
+        cross = getattr(prompt.cache, "cross_attention_cache", None)
         self._caches = EncoderDecoderCache(self.layout.cache, DynamicCache() if cross is None else cross)
         self.prompt_kwargs |= {CACHE: self._caches}
         self._overrides = overrides_for(self.model.get_decoder())
