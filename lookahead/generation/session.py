@@ -5,8 +5,6 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from jacobi import Step
 from lookahead.draft.memory import borrowed
 from lookahead.generation.curves import curve_of
@@ -14,18 +12,13 @@ from lookahead.generation.group import CallGroup
 from lookahead.generation.memories import recall
 from lookahead.generation.plan import Plan
 from lookahead.generation.watch import watcher
-from lookahead.models.traits import ModelTraits
 from lookahead.parallel.split import Replicas
 from lookahead.parallel.tensor import TensorParallel
 from lookahead.runtime.forward import Prompt
 from lookahead.runtime.linear import LinearModel
-from lookahead.runtime.open import Tracing, open_tree
-from lookahead.runtime.packed_layers import Invariance, Packed
-from lookahead.runtime.packing import layers_of
-from lookahead.runtime.tracing.replay import TracedExecutor
-from lookahead.runtime.tracing.schedule import traces_for
+from lookahead.runtime.open import open_tree
+from lookahead.runtime.tracing.schedule import Upgrades, faster_passes
 from lookahead.runtime.tree import TreeModel
-from lookahead.runtime.upgrades import Upgrades
 from lookahead.verify.sequences import Sequences
 
 
@@ -96,22 +89,6 @@ def opened(plan: Plan) -> Iterator[Session]:
     """A session for the block; what the next call cannot use is freed at its end."""
     with ExitStack() as ends:
         yield Session(plan, ends)
-
-
-def faster_passes(
-    model: PreTrainedModel,
-    traits: ModelTraits,
-    taps: tuple[str, ...] = (),
-    *,
-    traces: bool,
-    packs: bool,
-    limits: Invariance | None = None,
-) -> tuple[Tracing | None, Packed | None]:
-    """What makes passes on a CPU faster, as far as earlier ones have paid for it: traces, and packed weights. Their
-    numbers are the same whatever else is in a pass, where there are ``limits``."""
-    packed = layers_of(model, packs=packs, limits=limits)
-    found = traces_for(model, taps, traits, packed) if traces else None
-    return None if found is None else partial(TracedExecutor, found), packed
 
 
 def _view(plan: Plan, sequences: Sequences) -> TreeModel | LinearModel:

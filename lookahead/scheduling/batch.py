@@ -15,13 +15,12 @@ from lookahead.draft.planner import Planner
 from lookahead.draft.strategy import DraftStrategy
 from lookahead.generation.curves import curve_of
 from lookahead.generation.memories import recall
-from lookahead.generation.session import faster_passes
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.open import open_shared
 from lookahead.runtime.packed_layers import Invariance, Packed
 from lookahead.runtime.session import kernels
+from lookahead.runtime.tracing.schedule import Upgrades, faster_passes
 from lookahead.runtime.tree import TreeModel
-from lookahead.runtime.upgrades import Upgrades
 from lookahead.scheduling.prompts import groups, read
 from lookahead.scheduling.rows import Row, decide_together
 from lookahead.strategies.automatic import AutomaticStrategy
