@@ -1,7 +1,6 @@
 """The parts of one call: each is made once, in one order, from what was made before it."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
@@ -82,13 +81,6 @@ class Session:
             times = {"single_ms": costs.single_ms, "own_ms": costs.own_ms, "timed_ms": costs.timed_ms}
             stats.add(asked_ms=planner.asked_ms, **times)
         return output
-
-
-@contextmanager
-def opened(plan: Plan) -> Iterator[Session]:
-    """A session for the block; what the next call cannot use is freed at its end."""
-    with ExitStack() as ends:
-        yield Session(plan, ends)
 
 
 def _view(plan: Plan, sequences: Sequences) -> TreeModel | LinearModel:
