@@ -67,11 +67,11 @@ class EncoderDecoderForward(TreeForward):
         wider.depths[1] = 0  # it lies where the root lies: there may be no place after it
         return [wider, *trees[1:]]
 
-    def call(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Outputs:
-        names = {"input_ids": "decoder_input_ids", "attention_mask": self.mask_name}
+    def call(self, inputs: dict[str, Tensor], masks: Any, module: Callable[..., Any] | None = None) -> Outputs:
+        given = {"decoder_input_ids": inputs["input_ids"]}
         if self._tells_decoder:
-            names["position_ids"] = _POSITIONS
-        return super().call(module, **{names[name]: given for name, given in inputs.items() if name in names})
+            given[_POSITIONS] = inputs["position_ids"]
+        return super().call(given, masks, module)
 
     def plain_cache(self, cache: Cache) -> Cache:
         return EncoderDecoderCache(cache, self._caches.cross_attention_cache)

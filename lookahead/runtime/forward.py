@@ -42,11 +42,6 @@ _PROMPT_ONLY = (
 )
 
 
-def masks_given(masks: Any) -> dict[str, Any]:
-    """Masks as the model takes them; none where it needs none."""
-    return {} if masks is None else {"attention_mask": masks}
-
-
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """What a model reads before the first tree, as ``generate`` prepared it."""
@@ -194,11 +189,12 @@ class TreeForward:
         with tree_forward(), in_order(self.sequences), in_turn(self.turns), decoding(tokens.shape[1]), overridden:
             yield
 
-    def call(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Outputs:
-        """Run the model, or another module with its cache, over a pass's inputs and masks."""
+    def call(self, inputs: dict[str, Tensor], masks: Any, module: Callable[..., Any] | None = None) -> Outputs:
+        """Run the model, or another module with its cache, over a pass's inputs and masks; None = it needs none."""
         if self.hidden is not None:
             self.hidden.expect()
-        logits: Tensor = (module or self.module)(**inputs, **self.kwargs).logits
+        given = {} if masks is None else {self.mask_name: masks}
+        logits: Tensor = (module or self.module)(**inputs, **given, **self.kwargs).logits
         return Outputs(logits, () if self.hidden is None else self.hidden.take(logits))
 
     def packs(self, nodes: int) -> bool:

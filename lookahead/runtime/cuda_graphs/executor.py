@@ -179,9 +179,9 @@ class GraphExecutor(Executor):
         inputs.send(trees, self._layout.roots(), cache.lengths, cache.base, moves)
         self._moves = []
         mask, planned = buffers.mask_of(nodes, span), buffers.plans(span)
-        extra: dict[str, Tensor] = {}
+        given = {"input_ids": inputs.tokens}
         if forward.token_types is not None:
-            extra["token_type_ids"] = buffers.types.expand(-1, nodes)
+            given["token_type_ids"] = buffers.types.expand(-1, nodes)
 
         def run() -> Outputs:
             cache.move(inputs.sources, inputs.targets, buffers.rows)
@@ -190,7 +190,7 @@ class GraphExecutor(Executor):
             positions = inputs.roots[:, None] + inputs.depths
             cache.open_static(slots, span)
             with tree_forward(planned=planned), decoding(nodes):
-                return forward.call(input_ids=inputs.tokens, position_ids=positions, attention_mask=masks, **extra)
+                return forward.call(given | {"position_ids": positions}, masks)
 
         return run, (nodes, span)
 

@@ -15,7 +15,7 @@ from lookahead.models.early_exit import twin_of
 from lookahead.models.hidden_states import Outputs
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import attention_as, in_order, tree_forward
-from lookahead.runtime.forward import TreeForward, masks_given
+from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.session import bare_model
@@ -51,7 +51,7 @@ def record(model: PreTrainedModel, kind: Kind, taps: Sequence[str], packed: Pack
         if masks is not None and not kind.masked:
             raise ValueError("a pass after a short text needs a mask")
         with HostReads() as reads, in_order(forward.sequences):
-            forward.call(**inputs, **masks_given(masks))
+            forward.call(inputs, masks)
         if reads.found:
             raise ValueError(reads.told)
         graph = _traced(forward, inputs, forward.masks(trees[0]), weights, kind)
@@ -64,7 +64,7 @@ def record(model: PreTrainedModel, kind: Kind, taps: Sequence[str], packed: Pack
             inputs, _ = forward.inputs(tree)
             filled = forward.masks(tree)
             with in_order(forward.sequences):
-                expected = forward.call(**inputs, **masks_given(filled if kind.masked else None))
+                expected = forward.call(inputs, filled if kind.masked else None)
             tensors = flat(forward, inputs, filled)
             functions = [each for each in functions if _says(each, tensors, list(weights.values()), expected)]
             nodes = sorted({0, len(tree[0]) - 1})
@@ -108,7 +108,7 @@ def _traced(
         mask = several[0] if names is None else dict(zip(names, several, strict=True))
         how = attention_as(packed=kind.packed, masked=kind.masked)
         with forward.layout.cache.given_views(views), how, in_order(sequences):
-            told = forward.call(twin, input_ids=tokens, position_ids=positions, attention_mask=mask)
+            told = forward.call({"input_ids": tokens, "position_ids": positions}, mask, twin)
         return (told.logits, *told.hidden) if told.hidden else told.logits
 
     with warnings.catch_warnings(record=True) as told:
