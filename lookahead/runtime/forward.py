@@ -19,11 +19,9 @@ from lookahead.models.hidden_states import HiddenStates, Outputs, watched
 from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.attention import in_order, packing_pays, tree_forward
-from lookahead.runtime.experts import decoding
+from lookahead.runtime.attention import packing_pays, tree_forward
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.masks import MaskBuffer, tree_masks
-from lookahead.runtime.ordered_attention import in_turn
 from lookahead.runtime.packed_layers import Invariance, Packed, packed_twin
 from lookahead.runtime.packing import packing_of
 from lookahead.runtime.scores import send
@@ -186,7 +184,8 @@ class TreeForward:
         tokens, layout = inputs["input_ids"], self.layout
         roots = layout.roots() if self.traits.is_encoder_decoder else layout.cache.lengths  # some count in the mask
         overridden = overriding(self._overrides, partial(layout.pass_positions, trees, tokens, roots))
-        with tree_forward(), in_order(self.sequences), in_turn(self.turns), decoding(tokens.shape[1]), overridden:
+        told = {"sequences": self.sequences, "turns": self.turns, "width": tokens.shape[1]}
+        with tree_forward(**told), overridden:
             yield
 
     def call(self, inputs: dict[str, Tensor], masks: Any, module: Callable[..., Any] | None = None) -> Outputs:

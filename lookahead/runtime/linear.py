@@ -32,7 +32,6 @@ from lookahead.models.hidden_states import HiddenStates, tapped, watched
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import tree_forward
 from lookahead.runtime.cache.snapshots import Snapshot, record_past, recurrent_layers, states_of
-from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import Prompt
 from lookahead.runtime.scores import prompt_scores, score
 
@@ -197,7 +196,7 @@ class LinearModel:
 
     def _run(self, tokens: list[list[int]], scored: int, top_k: int) -> Scores:
         inputs = self._inputs(torch.tensor(tokens, device=self._input_ids.device), scored)
-        with tree_forward(), decoding(len(tokens[0])), overriding(self._scans, lambda: CONTINUING):
+        with tree_forward(width=len(tokens[0])), overriding(self._scans, lambda: CONTINUING):
             outputs = watched(self.hidden, lambda: self._model(**inputs, return_dict=True), last=scored)
         return score(outputs.logits[:, -scored:], top_k)
 

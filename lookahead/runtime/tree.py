@@ -16,8 +16,8 @@ from lookahead.models.names import CACHE
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.executor import Executor
-from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.registry import During
 from lookahead.runtime.scores import Look, on_host, prompt_scores, scores_of_all, spread, started
 
 
@@ -54,7 +54,7 @@ class PlainPasses:
     def forward(self, input_ids: Tensor) -> ModelOutput:
         """The pass of the last token of ``[batch, token]``; its ``logits`` are ``[batch, token, vocab]``."""
         inputs = self._model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **self._kwargs)
-        with decoding(1):
+        with During(width=1):
             outputs: ModelOutput = self._model(**inputs, return_dict=True)
         self._kwargs = self._model._update_model_kwargs_for_generation(
             outputs, self._kwargs, is_encoder_decoder=self._seq2seq

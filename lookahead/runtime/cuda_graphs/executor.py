@@ -37,7 +37,6 @@ from lookahead.runtime.cuda_graphs.buffers import (
 )
 from lookahead.runtime.cuda_graphs.capture import capture, on_side_stream, timed
 from lookahead.runtime.executor import Executor
-from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.masks import ALIGNED
@@ -189,7 +188,7 @@ class GraphExecutor(Executor):
             masks = buffers.masks(forward.rules, inputs, slots, mask)
             positions = inputs.roots[:, None] + inputs.depths
             cache.open_static(slots, span)
-            with tree_forward(planned=planned), decoding(nodes):
+            with tree_forward(planned=planned, width=nodes):
                 return forward.call(given | {"position_ids": positions}, masks)
 
         return run, (nodes, span)

@@ -14,10 +14,11 @@ from jacobi import Path, TokenTree, Wants
 from lookahead.models.early_exit import twin_of
 from lookahead.models.hidden_states import Outputs
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.attention import attention_as, in_order, tree_forward
+from lookahead.runtime.attention import tree_forward
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.packed_layers import Packed
+from lookahead.runtime.registry import During
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing.fusing import fused
 from lookahead.runtime.tracing.replay import Kind, Trace, flat, played, same, weights_of
@@ -45,12 +46,12 @@ def record(model: PreTrainedModel, kind: Kind, taps: Sequence[str], packed: Pack
         view = stack.enter_context(bare_model(model, prompt, 64, wants=Wants(taps=tuple(taps)), packed=packed))
         forward = view.forward_pass
         weights = weights_of(forward.module)
-        for context in (torch.no_grad(), tree_forward(), attention_as(packed=kind.packed)):
-            stack.enter_context(context)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(tree_forward(packed=kind.packed))
         inputs, masks = forward.inputs(trees[0])
         if masks is not None and not kind.masked:
             raise ValueError("a pass after a short text needs a mask")
-        with HostReads() as reads, in_order(forward.sequences):
+        with HostReads() as reads, During(sequences=forward.sequences):
             forward.call(inputs, masks)
         if reads.found:
             raise ValueError(reads.told)
@@ -63,7 +64,7 @@ def record(model: PreTrainedModel, kind: Kind, taps: Sequence[str], packed: Pack
         for tree in trees:
             inputs, _ = forward.inputs(tree)
             filled = forward.masks(tree)
-            with in_order(forward.sequences):
+            with During(sequences=forward.sequences):
                 expected = forward.call(inputs, filled if kind.masked else None)
             tensors = flat(forward, inputs, filled)
             functions = [each for each in functions if _says(each, tensors, list(weights.values()), expected)]
@@ -106,8 +107,8 @@ def _traced(
 
         twin = twin_of(forward.module, change)
         mask = several[0] if names is None else dict(zip(names, several, strict=True))
-        how = attention_as(packed=kind.packed, masked=kind.masked)
-        with forward.layout.cache.given_views(views), how, in_order(sequences):
+        how = During(packed=kind.packed, masked=kind.masked, sequences=sequences)
+        with forward.layout.cache.given_views(views), how:
             told = forward.call({"input_ids": tokens, "position_ids": positions}, mask, twin)
         return (told.logits, *told.hidden) if told.hidden else told.logits
 

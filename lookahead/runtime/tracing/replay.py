@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from jacobi import TokenTree
 from lookahead.models.hidden_states import Outputs
-from lookahead.runtime.attention import attention_as
 from lookahead.runtime.executor import Executor
 from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.registry import During
 
 _ENOUGH = 8  # passes without a trace that tell what they take
 
@@ -129,7 +129,7 @@ class TracedExecutor(Executor):
         if slots > 2 * trace.slots or nodes > 2 * trace.nodes:
             trace.slots, trace.nodes = max(slots, trace.slots), max(nodes, trace.nodes)
             self.typical = False
-            with attention_as(packed=kind.packed):
+            with During(packed=kind.packed):
                 expected = forward.call(inputs, masks)
             if not same(outputs, expected):
                 traces.fail("a traced pass says something else than the model's own")
