@@ -56,11 +56,9 @@ def record(model: PreTrainedModel, kind: Kind, taps: Sequence[str], packed: Pack
         if reads.found:
             raise ValueError(reads.told)
         graph = _traced(forward, inputs, forward.masks(trees[0]), weights, kind)
-        turns = packed is not None and packed.limits is not None and packed.limits.turns > 0
+        graphs = (*fused(graph, forward.turns is not None), graph)
         # torch.jit.trace would keep graphs in a unit that is never freed.
-        functions = [
-            torch._C.CompilationUnit().create_function("traced", each) for each in (*fused(graph, turns), graph)
-        ]
+        functions = [torch._C.CompilationUnit().create_function("traced", each) for each in graphs]
         for tree in trees:
             inputs, _ = forward.inputs(tree)
             filled = forward.masks(tree)
