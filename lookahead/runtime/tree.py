@@ -199,7 +199,7 @@ class TreeModel:
             ours.reserve(Extent(int(held.get_seq_length()), 0))
             ours.load(held, take=True)
             ours.consolidate()
-            ours.base += 1
+            ours.keep_prompts([0] * len(ours.lengths))
         self.forward_pass.store(cache, move=not self.executor.keeps_buffers)
 
     def bucket(self, nodes: int) -> int:
