@@ -90,12 +90,12 @@ class TreeForward:
             self.prompt_kwargs["logits_to_keep"] = prompt_logits
         self.kwargs = {k: v for k, v in kwargs.items() if k not in _PROMPT_ONLY and v is not None}
         self.kwargs |= {CACHE: layout.cache, "use_cache": True, "return_dict": True}
-        self.prompt, self.batch = prompt, len(prompt.input_ids)
+        self.prompt = prompt
         self._takes_positions = traits.takes_positions
         self._run_on(model)
         self._heads: int | None = getattr(traits.config, "num_attention_heads", None)
         self._window = shortest_window(traits, self.rules)
-        self._masks: MaskBuffer | None = None
+        self.follow(len(prompt.input_ids))
 
     def use(self, packed: Packed) -> None:
         """Run the linear layers of tree forwards so; the prompt's pass stays plain decoding's."""
@@ -111,7 +111,7 @@ class TreeForward:
 
     def follow(self, batch: int) -> None:
         """Sequences have joined or left the layout, which now has so many."""
-        self.batch, self._masks = batch, None
+        self.batch, self._masks = batch, MaskBuffer(batch, self.traits.dtype, self.layout.device)
 
     @property
     def is_plain(self) -> bool:
@@ -171,8 +171,6 @@ class TreeForward:
     def masks(self, trees: Sequence[TokenTree]) -> Any:
         """The masks of a pass, one for each kind of layer; those of the pass before are gone."""
         cache, buffer = self.layout.cache, self._masks
-        if buffer is None:
-            buffer = self._masks = MaskBuffer(len(trees), self.traits.dtype, self.layout.device)
         buffer.first = cache.make_room(max(map(len, trees)))
         visible = None if self.layout.visible is None else self.layout.visible[:, : cache.base]
         settled, coordinates = min(cache.lengths), self.layout.coordinates
