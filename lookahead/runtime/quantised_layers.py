@@ -154,10 +154,6 @@ def is_quantised(model: nn.Module) -> bool:
     return any(isinstance(part, QuantisedLinear) for part in model.modules())
 
 
-def fits_int4(layer: nn.Linear) -> bool:
-    return layer.in_features % _GROUP == 0 and layer.out_features % _OUTPUTS_TOGETHER == 0
-
-
 @cache
 def adds_exactly() -> bool:
     """Whether this machine multiplies bytes without a sum running over, which processors without VNNI let happen."""
@@ -218,8 +214,9 @@ def _checked(model: PreTrainedModel, bits: str) -> dict[str, nn.Linear]:
     layers = {path: part for path, part in model.named_modules() if can_be_packed(part)}
     if not layers:
         raise LookaheadError(f"{name} has no linear layers of torch's, so nothing of it can be quantised.")
-    odd = [path for path, part in layers.items() if bits == "int4" and not fits_int4(part)]
-    if odd:
+    sizes = {path: (part.in_features % _GROUP, part.out_features % _OUTPUTS_TOGETHER) for path, part in layers.items()}
+    odd = [path for path, left_over in sizes.items() if any(left_over)]
+    if bits == "int4" and odd:
         raise LookaheadError(
             f"{', '.join(odd[:_NAMED])} of {name} cannot take int4: expected inputs in multiples of 32 and outputs in "
             "multiples of 16. Take int8."
