@@ -90,12 +90,12 @@ class TreeForward:
             self.prompt_kwargs["logits_to_keep"] = prompt_logits
         self.kwargs = {k: v for k, v in kwargs.items() if k not in _PROMPT_ONLY and v is not None}
         self.kwargs |= {CACHE: layout.cache, "use_cache": True, "return_dict": True}
-        self.prompt = prompt
+        self.prompt, self.batch = prompt, len(prompt.input_ids)
         self._takes_positions = traits.takes_positions
         self._run_on(model)
         self._heads: int | None = getattr(traits.config, "num_attention_heads", None)
         self._window = shortest_window(traits, self.rules)
-        self.follow(len(prompt.input_ids))
+        self._masks = MaskBuffer(self.batch, traits.dtype, layout.device)
 
     def use(self, packed: Packed) -> None:
         """Run the linear layers of tree forwards so; the prompt's pass stays plain decoding's."""
