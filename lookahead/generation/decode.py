@@ -1,5 +1,6 @@
 """One call of ``generate`` with a strategy: the whole method on one screen, in :func:`decode`."""
 
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from lookahead.generation import transformers_loop
 from lookahead.generation.call import Call
 from lookahead.generation.output import LookaheadOutput, LookaheadSeq2SeqOutput
 from lookahead.generation.plan import assisted, plan_of
-from lookahead.generation.session import opened
+from lookahead.generation.session import Session
 from lookahead.runtime.attention import switched_attention
 from lookahead.runtime.session import kernels
 from lookahead.support.call import check_mode
@@ -25,7 +26,8 @@ def decode(strategy: Strategy, call: Call) -> Output:
     plan = plan_of(strategy, call)
     if plan.route == "plain":
         return transformers_loop.run(call, strategy.stats, plan.reason)
-    with opened(plan) as session:
+    with ExitStack() as ends:
+        session = Session(plan, ends)
         with kernels(session.model.hidden):
             for step in solve(session.model, session.drafters, session.group.verifier, session.group.catch_up):
                 session.see(step)

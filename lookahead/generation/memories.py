@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -47,11 +47,9 @@ def recall(memory: Memory, model: PreTrainedModel, strategy: DraftStrategy | Non
             memory.recall(file, Learned.load(file, about(model), memory.vocab_size))
     elif memory.file is None and strategy is not None and strategy.remembers:
         memory.file = Path()  # it is looked for once
-        try:
+        with suppress(LookaheadError, OSError, RuntimeError):  # RuntimeError: there is no home folder
             if any(cache_folder().glob("memory-*")) and (file := memory_file(model)).exists():
                 memory.recall(file, Learned.load(file, about(model), memory.vocab_size))
-        except (LookaheadError, OSError, RuntimeError):  # RuntimeError: there is no home folder
-            pass
 
 
 @contextmanager

@@ -1,11 +1,8 @@
 """The parts of one call: each is made once, in one order, from what was made before it."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
-
-from transformers import PreTrainedModel
 
 from jacobi import Step
 from lookahead.draft.memory import borrowed
@@ -14,18 +11,13 @@ from lookahead.generation.group import CallGroup
 from lookahead.generation.memories import recall
 from lookahead.generation.plan import Plan
 from lookahead.generation.watch import watcher
-from lookahead.models.traits import ModelTraits
 from lookahead.parallel.split import Replicas
 from lookahead.parallel.tensor import TensorParallel
 from lookahead.runtime.forward import Prompt
 from lookahead.runtime.linear import LinearModel
-from lookahead.runtime.open import Tracing, open_tree
-from lookahead.runtime.packed_layers import Invariance, Packed
-from lookahead.runtime.packing import layers_of
-from lookahead.runtime.tracing.replay import TracedExecutor
-from lookahead.runtime.tracing.schedule import traces_for
+from lookahead.runtime.open import open_tree
+from lookahead.runtime.tracing.schedule import Upgrades, faster_passes
 from lookahead.runtime.tree import TreeModel
-from lookahead.runtime.upgrades import Upgrades
 from lookahead.verify.sequences import Sequences
 
 
@@ -91,36 +83,12 @@ class Session:
         return output
 
 
-@contextmanager
-def opened(plan: Plan) -> Iterator[Session]:
-    """A session for the block; what the next call cannot use is freed at its end."""
-    with ExitStack() as ends:
-        yield Session(plan, ends)
-
-
-def faster_passes(
-    model: PreTrainedModel,
-    traits: ModelTraits,
-    taps: tuple[str, ...] = (),
-    *,
-    traces: bool,
-    packs: bool,
-    limits: Invariance | None = None,
-) -> tuple[Tracing | None, Packed | None]:
-    """What makes passes on a CPU faster, as far as earlier ones have paid for it: traces, and packed weights. Their
-    numbers are the same whatever else is in a pass, where there are ``limits``."""
-    packed = layers_of(model, packs=packs, limits=limits)
-    found = traces_for(model, taps, traits, packed) if traces else None
-    return None if found is None else partial(TracedExecutor, found), packed
-
-
 def _view(plan: Plan, sequences: Sequences) -> TreeModel | LinearModel:
     """The model as the call's route sees it."""
     call, wants, strategy = plan.call, plan.wants, plan.strategy
     prompt = Prompt(call.input_ids, call.config, call.kwargs, call.cache, plan.new_tokens)
     if plan.route == "chain":
-        limit = call.traits.depth_limit
-        return LinearModel(call.model, call.traits, prompt, wants, depth_limit=limit, test=plan.test)
+        return LinearModel(call.model, call.traits, prompt, wants, plan.test)
     goes_on = plan.new_tokens > 1  # a single token comes from the prompt's pass, which is the model's own
     traces, packs = plan.traces and goes_on, plan.packs and goes_on
     traced, packed = faster_passes(

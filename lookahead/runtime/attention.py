@@ -4,7 +4,6 @@ transformers repeats every key/value head before a masked SDPA call, which costs
 a CPU. While a decode of ours runs, the registered ``sdpa`` is wrapped, for threads that are inside a tree forward.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,20 +15,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from jacobi import LookaheadError
 from lookahead.runtime import ordered_attention as ordered
-from lookahead.runtime.registry import During, Wrapped
+from lookahead.runtime.registry import During, Wrapped, this_pass
 from lookahead.runtime.split_attention import RowsMask, fused_attention, serves
-
-
-class _Settings(threading.local):
-    in_pass = False
-    planned = False  # passes of the same shapes come again, in this thread
-    masks: dict[tuple[int, int, int], RowsMask] | None = None  # packed in this pass, for all layers
-    packed: bool | None = None  # None = as pays
-    masked = True
-    sequences: Tensor | None = None  # of a pass whose sums run in the order of the text; None = of torch's kernels
-
-
-_thread = _Settings()
 
 # On a CPU, packed rows win for passes of few nodes, where a key head is otherwise read once for each query head of its.
 # Below so many elements of repeated keys they lose, as the copies cost more than that. Figures: docs/log/passes.md.
@@ -50,12 +37,12 @@ def _grouped_sdpa(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """``sdpa`` as registered; inside our pass, query heads that share a key head are attended to together."""
-    if not _thread.masked:
+    if not this_pass.masked:
         attention_mask = None
-    is_on_cpu, packs = query.device.type == "cpu", _thread.packed
+    is_on_cpu, packs = query.device.type == "cpu", this_pass.packed
     biased = kwargs.get("position_bias") is not None or "s_aux" in kwargs
-    is_ours = _thread.in_pass and not biased and _is_shared(query, attention_mask)
-    scale, sequences = kwargs.get("scaling"), _thread.sequences
+    is_ours = this_pass.in_tree and not biased and _is_shared(query, attention_mask)
+    scale, sequences = kwargs.get("scaling"), this_pass.sequences
     if sequences is not None:
         if is_ours and ordered.serves(query, key, value, attention_mask):
             return ordered.attend(query, key, value, attention_mask, sequences, scale), None
@@ -83,7 +70,7 @@ def _is_shared(query: Tensor, mask: Tensor | None) -> bool:
 
 def _rows_mask(mask: Tensor, nodes: int, heads: int) -> RowsMask:
     """The mask of packed rows, made once a pass."""
-    made, key = {} if _thread.masks is None else _thread.masks, (id(mask), nodes, heads)
+    made, key = {} if this_pass.masks is None else this_pass.masks, (id(mask), nodes, heads)
     if key not in made:
         if len(made) >= _MOST_MASKS:  # a model that makes one in every layer
             del made[next(iter(made))]
@@ -127,7 +114,7 @@ def packed_attention(
         packed = packed.expand(-1, -1, 2, -1)
     bias = None if mask is None else _rows_mask(mask, nodes, packed.shape[2] // nodes)
     if fused and bias is not None:
-        output = fused_attention(packed, key, value, bias, scale, planned=_thread.planned)
+        output = fused_attention(packed, key, value, bias, scale, planned=this_pass.planned)
     else:
         attend = torch.nn.functional.scaled_dot_product_attention
         output = attend(packed, key, value, attn_mask=None if bias is None else bias.rows, scale=scale)[:, :, :rows]
@@ -171,18 +158,6 @@ def switched_attention(model: PreTrainedModel, name: str | None) -> Iterator[Non
             config._attn_implementation_internal = own
 
 
-def tree_forward(*, planned: bool = False) -> During:
-    """Mark this thread as being inside a tree forward; ``planned``: there are many of the same shapes."""
-    return During(_thread, in_pass=True, masks={}, planned=planned)
-
-
-def attention_as(*, packed: bool, masked: bool = True) -> During:
-    """Let all layers of this thread's passes pack query heads or not while the block runs. Without ``masked`` masks are
-    not heeded: a pass without one may have to be given one that hides nothing."""
-    return During(_thread, packed=packed, masked=masked)
-
-
-def in_order(sequences: Tensor | None) -> During:
-    """Let sums of attention run in the order of the text in this thread's passes, of which ``sequences`` tell where
-    their tokens lie (:func:`.attend`); None = as torch's kernels do."""
-    return During(_thread, sequences=sequences)
+def tree_forward(**told: Any) -> During:
+    """Mark this thread as being inside a tree forward, and tell that (`runtime.registry`) what else there is to it."""
+    return During(in_tree=True, masks={}, **told)

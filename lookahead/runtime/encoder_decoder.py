@@ -19,20 +19,24 @@ from lookahead.models.families.registry import overrides_for
 from lookahead.models.hidden_states import Outputs
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.forward import Prompt, TreeForward
+from lookahead.runtime.layout import Layout
 
 _POSITIONS = "decoder_position_ids"
 
 
 class EncoderDecoderForward(TreeForward):
     """Prefill and tree forwards of an encoder-decoder model; see :class:`TreeForward` for the arguments. The prompt is
-    the decoder's; ``kwargs`` hold ``encoder_outputs``, ``cross`` the cross-attention's KV cache, None = a new one."""
+    the decoder's; its ``kwargs`` hold ``encoder_outputs``, its cache may hold that of the cross-attention."""
 
     mask_name = "decoder_attention_mask"
     positions_name = _POSITIONS
 
-    def __init__(self, *args: Any, cross: Cache | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, model: PreTrainedModel, traits: ModelTraits, layout: Layout, prompt: Prompt, *others: Any
+    ) -> None:
+        super().__init__(model, traits, layout, prompt, *others)
+        cross = getattr(prompt.cache, "cross_attention_cache", None)
         self._caches = EncoderDecoderCache(self.layout.cache, DynamicCache() if cross is None else cross)
         self.prompt_kwargs |= {CACHE: self._caches}
         self._overrides = overrides_for(self.model.get_decoder())
@@ -44,12 +48,12 @@ class EncoderDecoderForward(TreeForward):
     def prefill(self) -> Tensor:
         """Run the decoder's prompt as plain decoding does; later passes are given what its second step is given."""
         given = {key: value for key, value in self.prompt_kwargs.items() if value is not None}
-        first = self.model.prepare_inputs_for_generation(self._input_ids, **given)
+        first = self.model.prepare_inputs_for_generation(self.prompt.input_ids, **given)
         if _POSITIONS in first:  # some models count them from the mask here
             self.prompt_kwargs[_POSITIONS] = first[_POSITIONS]
         logits = super().prefill()
         given = {key: value for key, value in given.items() if key not in (self.mask_name, _POSITIONS)}
-        later = self.model.prepare_inputs_for_generation(self._input_ids, next_sequence_length=1, **given)
+        later = self.model.prepare_inputs_for_generation(self.prompt.input_ids, next_sequence_length=1, **given)
         inputs = ("decoder_input_ids", self.mask_name, _POSITIONS, "logits_to_keep")
         self.kwargs = {key: value for key, value in later.items() if key not in inputs and value is not None}
         self.kwargs |= {CACHE: self._caches, "use_cache": True, "return_dict": True}
@@ -63,11 +67,11 @@ class EncoderDecoderForward(TreeForward):
         wider.depths[1] = 0  # it lies where the root lies: there may be no place after it
         return [wider, *trees[1:]]
 
-    def call(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Outputs:
-        names = {"input_ids": "decoder_input_ids", "attention_mask": self.mask_name}
+    def call(self, inputs: dict[str, Tensor], masks: Any, module: Callable[..., Any] | None = None) -> Outputs:
+        given = {"decoder_input_ids": inputs["input_ids"]}
         if self._tells_decoder:
-            names["position_ids"] = _POSITIONS
-        return super().call(module, **{names[name]: given for name, given in inputs.items() if name in names})
+            given[_POSITIONS] = inputs["position_ids"]
+        return super().call(given, masks, module)
 
     def plain_cache(self, cache: Cache) -> Cache:
         return EncoderDecoderCache(cache, self._caches.cross_attention_cache)

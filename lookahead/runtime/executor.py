@@ -9,7 +9,7 @@ from torch import Tensor
 from jacobi import TokenTree
 from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.cache.buffers import Extent
-from lookahead.runtime.forward import TreeForward, masks_given
+from lookahead.runtime.forward import TreeForward
 
 
 class Executor:
@@ -59,7 +59,7 @@ class Executor:
             return self._pass(trees, inputs, masks)
 
     def _pass(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> Outputs:
-        return self.forward_pass.call(**inputs, **masks_given(masks))
+        return self.forward_pass.call(inputs, masks)
 
     def keep(self, chosen: Sequence[Sequence[int]]) -> None:
         """Make each sequence's ``chosen`` nodes of the last pass, root first, the end of its KV cache."""

@@ -6,7 +6,6 @@ experts of the layer. So a pass takes that one if it has one node a sequence, as
 than the layer has. Each call of the kernel chooses, in its thread, and no setting of the model is touched.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,14 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lookahead.models.compat import expert_registries
-from lookahead.runtime.registry import During, Wrapped
-
-
-class _Settings(threading.local):
-    width: int | None = None  # nodes a sequence of the pass behind a prompt
-
-
-_thread = _Settings()
+from lookahead.runtime.registry import Wrapped, this_pass
 
 
 def _by_width(
@@ -35,9 +27,9 @@ def _by_width(
     **kwargs: Any,
 ) -> Tensor:
     kernel = grouped
-    if _thread.width is not None and _is_accelerated(hidden_states):
+    if this_pass.width is not None and _is_accelerated(hidden_states):
         fits = top_k_index.numel() <= getattr(module, "num_experts", 0)  # copies of an expert's weights, and experts
-        kernel = registry["batched_mm"] if fits or _thread.width == 1 else grouped
+        kernel = registry["batched_mm"] if fits or this_pass.width == 1 else grouped
     return kernel(module, hidden_states, top_k_index, *args, **kwargs)
 
 
@@ -55,8 +47,3 @@ def expert_kernels() -> Iterator[None]:
         for wrapped in _WRAPPED:
             stack.enter_context(wrapped.on())
         yield
-
-
-def decoding(width: int) -> During:
-    """Mark this thread as running a pass over ``width`` nodes a sequence behind a prompt."""
-    return During(_thread, width=width)

@@ -19,11 +19,9 @@ from lookahead.models.hidden_states import HiddenStates, Outputs, watched
 from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.attention import in_order, packing_pays, tree_forward
-from lookahead.runtime.experts import decoding
+from lookahead.runtime.attention import packing_pays, tree_forward
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.masks import MaskBuffer, tree_masks
-from lookahead.runtime.ordered_attention import in_turn
 from lookahead.runtime.packed_layers import Invariance, Packed, packed_twin
 from lookahead.runtime.packing import packing_of
 from lookahead.runtime.scores import send
@@ -40,11 +38,6 @@ _PROMPT_ONLY = (
     "mm_token_type_ids",
     *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL,
 )
-
-
-def masks_given(masks: Any) -> dict[str, Any]:
-    """Masks as the model takes them; none where it needs none."""
-    return {} if masks is None else {"attention_mask": masks}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +90,12 @@ class TreeForward:
             self.prompt_kwargs["logits_to_keep"] = prompt_logits
         self.kwargs = {k: v for k, v in kwargs.items() if k not in _PROMPT_ONLY and v is not None}
         self.kwargs |= {CACHE: layout.cache, "use_cache": True, "return_dict": True}
-        self._input_ids, self._config, self._past = prompt.input_ids, prompt.config, prompt.cache
-        self.batch = len(prompt.input_ids)
+        self.prompt, self.batch = prompt, len(prompt.input_ids)
         self._takes_positions = traits.takes_positions
         self._run_on(model)
         self._heads: int | None = getattr(traits.config, "num_attention_heads", None)
-        self._sdpa = traits.attention == "sdpa"
         self._window = shortest_window(traits, self.rules)
-        self._masks: MaskBuffer | None = None
+        self._masks = MaskBuffer(self.batch, traits.dtype, layout.device)
 
     def use(self, packed: Packed) -> None:
         """Run the linear layers of tree forwards so; the prompt's pass stays plain decoding's."""
@@ -120,7 +111,7 @@ class TreeForward:
 
     def follow(self, batch: int) -> None:
         """Sequences have joined or left the layout, which now has so many."""
-        self.batch, self._masks = batch, None
+        self.batch, self._masks = batch, MaskBuffer(batch, self.traits.dtype, self.layout.device)
 
     @property
     def is_plain(self) -> bool:
@@ -130,22 +121,21 @@ class TreeForward:
 
     def prompt_slots(self) -> int:
         """How many slots the prompt will fill, what comes before it included, as far as can be told."""
-        past = 0 if self._past is None else int(self._past.get_seq_length())
+        past = 0 if self.prompt.cache is None else int(self.prompt.cache.get_seq_length())
         mask, embeds = self.prompt_kwargs.get(self.mask_name), self.prompt_kwargs.get("inputs_embeds")
         if isinstance(mask, Tensor) and mask.ndim == 2:
             return max(past, mask.shape[1])
-        count = (self._input_ids if embeds is None or self.traits.is_encoder_decoder else embeds).shape[1]
+        count = (self.prompt.input_ids if embeds is None or self.traits.is_encoder_decoder else embeds).shape[1]
         return count if count > past else past + count
 
     def load(self) -> None:
         """Take over what comes before the prompt."""
-        past, self._past = self._past, None
-        if past is not None:
-            self.layout.cache.load(past)
+        if self.prompt.cache is not None:
+            self.layout.cache.load(self.prompt.cache)
 
     def prefill(self) -> Tensor:
         """Run the prompt exactly as plain decoding does; logits ``[batch, token, vocab]`` of its last tokens."""
-        run = partial(self.model._prefill, self._input_ids, self._config, self.prompt_kwargs)
+        run = partial(self.model._prefill, self.prompt.input_ids, self.prompt.config, self.prompt_kwargs)
         outputs = watched(self.hidden, run, last=None)
         cache, held = self.layout.cache, outputs.get(CACHE)
         if held is not None and held is not self.prompt_kwargs[CACHE]:  # Phi-3, of a prompt past its first range
@@ -181,8 +171,6 @@ class TreeForward:
     def masks(self, trees: Sequence[TokenTree]) -> Any:
         """The masks of a pass, one for each kind of layer; those of the pass before are gone."""
         cache, buffer = self.layout.cache, self._masks
-        if buffer is None:
-            buffer = self._masks = MaskBuffer(len(trees), self.traits.dtype, self.layout.device)
         buffer.first = cache.make_room(max(map(len, trees)))
         visible = None if self.layout.visible is None else self.layout.visible[:, : cache.base]
         settled, coordinates = min(cache.lengths), self.layout.coordinates
@@ -194,19 +182,21 @@ class TreeForward:
         tokens, layout = inputs["input_ids"], self.layout
         roots = layout.roots() if self.traits.is_encoder_decoder else layout.cache.lengths  # some count in the mask
         overridden = overriding(self._overrides, partial(layout.pass_positions, trees, tokens, roots))
-        with tree_forward(), in_order(self.sequences), in_turn(self.turns), decoding(tokens.shape[1]), overridden:
+        told = {"sequences": self.sequences, "turns": self.turns, "width": tokens.shape[1]}
+        with tree_forward(**told), overridden:
             yield
 
-    def call(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Outputs:
-        """Run the model, or another module with its cache, over a pass's inputs and masks."""
+    def call(self, inputs: dict[str, Tensor], masks: Any, module: Callable[..., Any] | None = None) -> Outputs:
+        """Run the model, or another module with its cache, over a pass's inputs and masks; None = it needs none."""
         if self.hidden is not None:
             self.hidden.expect()
-        logits: Tensor = (module or self.module)(**inputs, **self.kwargs).logits
+        given = {} if masks is None else {self.mask_name: masks}
+        logits: Tensor = (module or self.module)(**inputs, **given, **self.kwargs).logits
         return Outputs(logits, () if self.hidden is None else self.hidden.take(logits))
 
     def packs(self, nodes: int) -> bool:
         """Whether attention over the KV cache so far packs query heads, in passes over so many nodes."""
-        if not self._sdpa or self.limits is not None:
+        if self.traits.attention != "sdpa" or self.limits is not None:
             return False
         cache, batch = self.layout.cache, len(self.layout.cache.lengths)
         _, _, key_heads, _, channels = cache.buffers[0].shape

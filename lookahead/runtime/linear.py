@@ -32,7 +32,6 @@ from lookahead.models.hidden_states import HiddenStates, tapped, watched
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import tree_forward
 from lookahead.runtime.cache.snapshots import Snapshot, record_past, recurrent_layers, states_of
-from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import Prompt
 from lookahead.runtime.scores import prompt_scores, score
 
@@ -100,7 +99,6 @@ class LinearModel:
     Args:
         model, traits: a causal model that passed the self-test of linear drafts.
         prompt: the text is left in its cache, which may already hold an earlier call's; None = in a new one.
-        depth_limit: positions at or past this one are never drafted; None = no limit.
         test: what is wrong with the model's linear drafts (None = nothing), see :class:`PaidTest`; None = it is known.
     """
 
@@ -114,8 +112,6 @@ class LinearModel:
         traits: ModelTraits,
         prompt: Prompt,
         wants: Wants,
-        *,
-        depth_limit: int | None = None,
         test: Callable[[], str | None] | None = None,
     ) -> None:
         self._model = model
@@ -123,7 +119,7 @@ class LinearModel:
         self._cache: Any = DynamicCache(config=config) if prompt.cache is None else prompt.cache
         self._input_ids, self._config, self.batch = prompt.input_ids, prompt.config, len(prompt.input_ids)
         self._kwargs = prompt.kwargs | {traits.cache_argument: self._cache, "use_cache": True}
-        self._depth_limit = depth_limit
+        self._depth_limit = traits.depth_limit  # positions from here on are never drafted; None = there are all
         self.hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
         self._top_k, self._prompt_tokens = wants.top_k, wants.prompt_top_k
         self.replayed = 0  # tokens that were fed more than once, summed over passes (of one sequence)
@@ -200,7 +196,7 @@ class LinearModel:
 
     def _run(self, tokens: list[list[int]], scored: int, top_k: int) -> Scores:
         inputs = self._inputs(torch.tensor(tokens, device=self._input_ids.device), scored)
-        with tree_forward(), decoding(len(tokens[0])), overriding(self._scans, lambda: CONTINUING):
+        with tree_forward(width=len(tokens[0])), overriding(self._scans, lambda: CONTINUING):
             outputs = watched(self.hidden, lambda: self._model(**inputs, return_dict=True), last=scored)
         return score(outputs.logits[:, -scored:], top_k)
 

@@ -18,12 +18,10 @@ from lookahead import _files, _version
 @lru_cache
 def processor_name() -> str:
     """That of this machine's processor."""
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
 
 

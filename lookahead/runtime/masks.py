@@ -7,7 +7,6 @@ that about *logical* positions (the sequence's length plus depth) instead of phy
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -110,40 +109,3 @@ def ancestor_words(parents: Sequence[int], words: int) -> np.ndarray:
     That is :func:`jacobi.branch_mask` with 64 nodes to a number, so that little has to go to the device."""
     packed = b"".join(seen.to_bytes(8 * words, "little") for seen in ancestor_bits(parents))
     return np.frombuffer(packed, np.dtype("<i8")).reshape(len(parents), words)
-
-
-@dataclass(frozen=True, slots=True)
-class StaticPlaces:
-    """What the masks of a pass with static shapes are made from: device tensors of fixed shapes."""
-
-    ancestors: Tensor  # int64 [batch, node, words], as ancestor_words packs them
-    slots: Tensor  # [node], where the nodes are written
-    depths: Tensor  # [batch, node]
-    lengths: Tensor  # [batch], slots that each sequence has filled
-    padding: Tensor  # [batch], slots before each sequence's first token
-    shown: Tensor  # bool [batch, span]; False where the prompt has padding or holes
-    columns: Tensor  # [span], counting up from 0
-    bits: Tensor  # [64], likewise
-
-
-def static_masks(rules: Any, places: StaticPlaces, mask: Tensor) -> Any:
-    """The masks of :func:`tree_masks` over a fixed span of slots, computed on the device without asking it anything.
-    ``mask`` ``[batch, 1, node, span]`` is overwritten, and returned for layers that are only causal."""
-    nodes = len(places.slots)
-    lowest = torch.finfo(mask.dtype).min
-    branches = ((places.ancestors[..., None] >> places.bits) & 1).flatten(2)[:, :, :nodes].bool()
-    history = places.shown & (places.columns < places.lengths[:, None])
-    visible = history[:, None, :].repeat(1, nodes, 1).index_copy_(2, places.slots, branches)
-    mask.fill_(lowest).masked_fill_(visible[:, None], 0.0)
-
-    def build(rule: MaskRule) -> Tensor:
-        if rule is None:
-            return mask
-        first = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=mask.device)
-        start = places.lengths - places.padding
-        queries = start[:, None] + places.depths
-        keys = (places.columns - places.padding[:, None]).index_copy_(1, places.slots, queries)
-        seen = rule(first, first, queries[:, None, :, None], keys[:, None, None, :])
-        return mask.masked_fill(~seen, lowest)
-
-    return map_rules(rules, build)

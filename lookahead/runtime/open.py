@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -51,11 +50,9 @@ def open_tree(
     limit, find = (None, None) if writing is None else (traits.depth_limit, partial(boundary, traits))
     layout = Layout(cache, traits.device, limit, idle, find)
     hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
-    make: Any = TreeForward
-    if traits.is_encoder_decoder:
-        make = partial(EncoderDecoderForward, cross=getattr(prompt.cache, "cross_attention_cache", None))
     logits = (wants.prompt_top_k if wants.top_k else 1) + prompt.spread
-    forward: TreeForward = make(model, traits, layout, prompt, hidden, logits)
+    kind = EncoderDecoderForward if traits.is_encoder_decoder else TreeForward
+    forward = kind(model, traits, layout, prompt, hidden, logits)
     reason = dynamic_reason(static, model, traits) or _prompt_reason(prompt, cache.on_host) or rejection(forward)
     if static is True and reason is not None:
         raise LookaheadError(refusal(reason))
@@ -71,7 +68,7 @@ def open_tree(
         forward.holds = held_window(model, traits, forward.rules, prompt.cache)
     if packed is not None:
         forward.use(packed)
-    return TreeModel(forward, executor, writing, prompt.kwargs, prompt.new_tokens, wants.top_k)
+    return TreeModel(forward, executor, writing, wants.top_k)
 
 
 def open_shared(read: TreeModel, traced: Tracing | None = None, packed: Packed | None = None) -> TreeModel:
@@ -86,7 +83,7 @@ def open_shared(read: TreeModel, traced: Tracing | None = None, packed: Packed |
     if packed is not None:
         forward.use(packed)
     forward.follow(layout.count)
-    return TreeModel(forward, Executor(forward) if traced is None else traced(forward, None), None, {}, 0)
+    return TreeModel(forward, Executor(forward) if traced is None else traced(forward, None), None)
 
 
 def reads_in_chunks(config: GenerationConfig) -> bool:

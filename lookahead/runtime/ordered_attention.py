@@ -12,15 +12,12 @@ The kernel is `_c/attention.c`, an operation of torch's. Where plain decoding's 
 computes the nodes that have `turns`.
 """
 
-import threading
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from lookahead import _native
-from lookahead.runtime.registry import During
-from lookahead.runtime.turns import Turns, attend_in_turn
+from lookahead.runtime.registry import this_pass
+from lookahead.runtime.turns import attend_in_turn
 
 _LIBRARY = torch.library.Library("lookahead", "DEF")
 # Their kernels are in `_c/operations.c`; the first three are traces' own.
@@ -29,19 +26,6 @@ _LIBRARY.define("rotated(Tensor states, Tensor cosines, Tensor sines) -> Tensor"
 _STATES = "Tensor query, Tensor key, Tensor value"
 _LIBRARY.define(f"attended({_STATES}, Tensor mask, Tensor sequences, float scale) -> Tensor")
 _LIBRARY.define("attend(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor sequences, float scale) -> Tensor")
-
-
-class _Settings(threading.local):
-    turns: Sequence[Turns] | None = None
-
-
-_thread = _Settings()
-
-
-def in_turn(turns: Sequence[Turns] | None) -> During:
-    """Let the nodes of this thread's passes that have ``turns`` be computed one by one; None = there are none."""
-    return During(_thread, turns=turns)
-
 
 _left_out: set[type[nn.Module]] = set()  # attention layers that this cannot stand in for
 
@@ -96,13 +80,12 @@ def attend(
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sequences: Tensor, scale: float) -> Tensor:
     batch, heads, nodes, channels = query.shape
-    turns = _thread.turns
+    turns = this_pass.turns
     if turns is not None and all(turn.whole for turn in turns):
         output = query.new_zeros(batch, nodes, heads, channels)
     else:
-        side_by_side = query.transpose(1, 2).contiguous().transpose(1, 2)
         shown = query.new_empty(1, 1, 1, 0) if mask is None else mask
-        output = torch.ops.lookahead.attended(side_by_side, key, value, shown, sequences, scale)
+        output = torch.ops.lookahead.attended(query, key, value, shown, sequences, scale)
         if output.shape != query.shape:
             raise ValueError("expected slots, masks and places of the same sequences and nodes")
         output = output.transpose(1, 2)

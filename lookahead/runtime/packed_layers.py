@@ -233,61 +233,49 @@ class SharedOutputs:
         return taken
 
 
-class PackedLinear(nn.Linear):
-    """A linear layer of a twin, over the packed weight of its group."""
+class TwinLinear(nn.Linear):
+    """A linear layer of a twin, given so many rows at a time: over the packed weight of its group, or over its own."""
 
     packed: Tensor
     packed_bias: Tensor | None
-    packs_single: bool
-    place: int
-    sizes: tuple[int, ...]  # outputs of each layer of the group
+    part: Part | None  # None = it is not packed
     outputs: SharedOutputs | None  # of the group; None = the layer is alone
     limits: RowRange
 
     def forward(self, input: Tensor) -> Tensor:
-        rows = input.numel() // max(1, input.shape[-1])
-        if rows == 0 or (rows == 1 and not self.packs_single):
+        part, rows = self.part, input.numel() // max(1, input.shape[-1])
+        gains = part is None or part.single or self.limits.least > 1  # where one row is given as several
+        if rows == 0 or (rows == 1 and not gains):
             return nn.functional.linear(input, self.weight, self.bias)
+        if part is None:
+            return limited_linear(input, self.weight, self.bias, self.limits)
         if self.outputs is None:
             return packed_linear(input, self.packed, self.packed_bias, self.limits)
-        return self.outputs.take(self.place, input, self._of_group)
+        return self.outputs.take(part.place, input, self._of_group)
 
     def _of_group(self, input: Tensor) -> Sequence[Tensor]:
-        outputs = packed_linear(input, self.packed, self.packed_bias, self.limits).split(self.sizes, -1)
+        assert self.part is not None  # it has a group
+        outputs = packed_linear(input, self.packed, self.packed_bias, self.limits).split(self.part.sizes, -1)
         # Some operations round otherwise where numbers lie apart.
         return outputs if self.limits == ANY_ROWS else [part.contiguous() for part in outputs]
 
 
-class LimitedLinear(nn.Linear):
-    """A linear layer of a twin that is given so many rows at a time."""
-
-    limits: RowRange
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not input.numel():
-            return nn.functional.linear(input, self.weight, self.bias)
-        return limited_linear(input, self.weight, self.bias, self.limits)
-
-
 def packed_twin(model: nn.Module, packed: Packed) -> Any:
     """The model's modules, its linear layers run as ``packed`` says."""
-    outputs: dict[int, SharedOutputs] = {}  # by the id of a group's weight
+    groups: dict[int, SharedOutputs] = {}  # by the id of a group's weight
     limits = packed.limits or Invariance({})
 
     def change(twin: Any) -> None:
         if type(twin) is not nn.Linear:
             return
-        own = limits.of(twin)
-        part = packed.parts.get(id(twin._parameters.get("weight")))
-        if part is None:
-            if own != ANY_ROWS:
-                twin.__dict__["limits"] = own
-                twin.__class__ = LimitedLinear
+        own, part = limits.of(twin), packed.parts.get(id(twin._parameters.get("weight")))
+        if part is None and own == ANY_ROWS:
             return
-        group = outputs.setdefault(id(part.weight), SharedOutputs()) if len(part.sizes) > 1 else None
-        twin.__dict__["_buffers"] = {"packed": part.weight, "packed_bias": part.bias}
-        single = part.single or own.least > 1  # one row is several
-        twin.__dict__.update(packs_single=single, place=part.place, sizes=part.sizes, outputs=group, limits=own)
-        twin.__class__ = PackedLinear
+        outputs = None
+        if part is not None:
+            twin.__dict__["_buffers"] = {"packed": part.weight, "packed_bias": part.bias}
+            outputs = groups.setdefault(id(part.weight), SharedOutputs()) if len(part.sizes) > 1 else None
+        twin.__dict__.update(part=part, outputs=outputs, limits=own)
+        twin.__class__ = TwinLinear
 
     return twin_of(model, change)

@@ -20,6 +20,7 @@ The model itself is left alone: passes run on a twin of its modules.
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -87,12 +88,7 @@ class CallTimes:
         return self.passes_ms >= _LEAST_SHARE * (self.prompts_ms + self.passes_ms)
 
 
-_times: PerModel[CallTimes] = PerModel(CallTimes)
-
-
-def call_times(model: PreTrainedModel) -> CallTimes:
-    return _times.of(model)
-
+call_times = PerModel(CallTimes).of  # a model's
 
 _SMALL_BYTES = range(1 << 20, 24 << 20)  # of all linear layers: a copy is hardly noticed in the process
 _LARGE_BYTES = 128 << 20  # from here on they fill caches; between, much memory would bring little
@@ -134,12 +130,8 @@ class Packing:
             self.single_ms = ms if self.single_ms is None else min(ms, self.single_ms)
 
 
-_packings: PerModel[Packing] = PerModel(Packing)
+packing_of = PerModel(Packing).of  # a model's
 _making = threading.Lock()
-
-
-def packing_of(model: PreTrainedModel) -> Packing:
-    return _packings.of(model)
 
 
 def packs_alike(model: PreTrainedModel, limits: Invariance) -> bool:
@@ -178,7 +170,7 @@ def packed_weights(
 
     Weights that have changed since are packed anew, once that has come to pay again.
     """
-    packing = _packings.of(model)
+    packing = packing_of(model)
     worth_ms = packing.spent_ms if worth_ms is None else worth_ms
     pays = worth_ms >= _TRIAL_AFTER_MS and (worth_ms == inf or call_times(model).passes_count)
     if packing.gain == 0.0 or not (pays or packing.weights):
@@ -300,11 +292,9 @@ def _seconds(run: Callable[[], object]) -> float:
 def _free_bytes() -> int | None:
     """Memory that this process may still take; None = nobody says."""
     found = []
-    try:
+    with suppress(OSError, ValueError, KeyError):  # another system, or a group without a limit
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         found.append(1024 * int(lines["MemAvailable"].split()[0]))
         group = Path("/sys/fs/cgroup")
         found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError, KeyError):  # another system, or a group without a limit
-        pass
     return min(found, default=None)

@@ -18,7 +18,7 @@ bits a weight) takes less memory. Its kernel goes row by row: fast for one, slow
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import exp
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,18 @@ class QuantisedLinear(nn.Module):
         for name, tensor in {"packed": packed, "scales": scales, "bias": bias}.items():
             self.register_buffer(name, tensor, persistent=False)
 
+    def forward(self, input: Tensor) -> Tensor:
+        shape = (*input.shape[:-1], self.out_features)
+        if not input.numel():
+            return input.new_empty(shape)
+        outputs = self._product(input)
+        if self.bias is not None:
+            outputs = outputs + self.bias
+        return outputs.to(input.dtype).reshape(shape)
+
+    def _product(self, input: Tensor) -> Tensor:
+        raise NotImplementedError
+
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
@@ -90,34 +102,16 @@ class Int8Linear(QuantisedLinear):
     """A layer with a scale for each output, whose inputs are rounded row by row; packed with others that read them."""
 
     zeros: Tensor
+    sizes: list[int]  # outputs of each layer of the group
+    outputs: SharedOutputs  # of the group
+    place: int
 
-    def __init__(self, layer: nn.Linear, packed: "Packed8", place: int) -> None:
-        super().__init__(layer, packed.weight, packed.scales)
-        self.register_buffer("zeros", packed.zeros, persistent=False)
-        self.place, self.sizes, self.outputs = place, packed.sizes, packed.outputs
-
-    def forward(self, input: Tensor) -> Tensor:
-        shape = (*input.shape[:-1], self.out_features)
-        if not input.numel():
-            return input.new_empty(shape)
-        outputs = self.outputs.take(self.place, input, self._of_group)
-        if self.bias is not None:
-            outputs = outputs + self.bias
-        return outputs.to(input.dtype).reshape(shape)
+    def _product(self, input: Tensor) -> Tensor:
+        return self.outputs.take(self.place, input, self._of_group)
 
     def _of_group(self, input: Tensor) -> Sequence[Tensor]:
         numbers, steps = _kernels().rounded(input, _TINY)
         return _kernels().product(numbers, steps, self.packed, self.scales, self.zeros).split(self.sizes, -1)
-
-
-class Packed8(NamedTuple):
-    """The weights of a group of layers in bytes, with a scale for each output."""
-
-    weight: Tensor
-    scales: Tensor
-    zeros: Tensor
-    sizes: list[int]  # outputs of each layer
-    outputs: SharedOutputs
 
 
 def int8_layers(group: Sequence[nn.Linear]) -> list[Int8Linear]:
@@ -129,9 +123,12 @@ def int8_layers(group: Sequence[nn.Linear]) -> list[Int8Linear]:
     sizes = list(map(len, parts))
     for part, scale, into in zip(parts, scales.split(sizes), numbers.split(sizes), strict=True):
         into.copy_(part.float().div_(scale[:, None]).round_())
-    zeros, sizes = torch.zeros(len(scales), dtype=torch.int64), list(map(len, weights))
-    packed = Packed8(torch.ops.onednn.qlinear_prepack(numbers, None), scales, zeros, sizes, SharedOutputs())
-    return [Int8Linear(layer, packed, place) for place, layer in enumerate(group)]
+    packed, zeros = torch.ops.onednn.qlinear_prepack(numbers, None), torch.zeros(len(scales), dtype=torch.int64)
+    made, outputs = [Int8Linear(layer, packed, scales) for layer in group], SharedOutputs()
+    for place, layer in enumerate(made):
+        layer.register_buffer("zeros", zeros, persistent=False)
+        layer.place, layer.sizes, layer.outputs = place, list(map(len, weights)), outputs
+    return made
 
 
 class Int4Linear(QuantisedLinear):
@@ -147,22 +144,14 @@ class Int4Linear(QuantisedLinear):
         scales = torch.cat([steps, middle], 2).transpose(0, 1).to(weight.dtype).contiguous()
         super().__init__(layer, torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1), scales)
 
-    def forward(self, input: Tensor) -> Tensor:
-        shape = (*input.shape[:-1], self.out_features)
-        if not input.numel():
-            return input.new_empty(shape)
+    def _product(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1, self.in_features).contiguous()
-        outputs = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, _GROUP, self.scales)
-        return (outputs if self.bias is None else outputs + self.bias).view(shape)
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, _GROUP, self.scales)
 
 
 def is_quantised(model: nn.Module) -> bool:
     """Whether layers of a model are these."""
     return any(isinstance(part, QuantisedLinear) for part in model.modules())
-
-
-def fits_int4(layer: nn.Linear) -> bool:
-    return layer.in_features % _GROUP == 0 and layer.out_features % _OUTPUTS_TOGETHER == 0
 
 
 @cache
@@ -225,8 +214,9 @@ def _checked(model: PreTrainedModel, bits: str) -> dict[str, nn.Linear]:
     layers = {path: part for path, part in model.named_modules() if can_be_packed(part)}
     if not layers:
         raise LookaheadError(f"{name} has no linear layers of torch's, so nothing of it can be quantised.")
-    odd = [path for path, part in layers.items() if bits == "int4" and not fits_int4(part)]
-    if odd:
+    sizes = {path: (part.in_features % _GROUP, part.out_features % _OUTPUTS_TOGETHER) for path, part in layers.items()}
+    odd = [path for path, left_over in sizes.items() if any(left_over)]
+    if bits == "int4" and odd:
         raise LookaheadError(
             f"{', '.join(odd[:_NAMED])} of {name} cannot take int4: expected inputs in multiples of 32 and outputs in "
             "multiples of 16. Take int8."

@@ -1,11 +1,12 @@
-"""What holds while decodes of ours run: wrapped functions that transformers looks up by name, a thread's settings."""
+"""What holds while decodes of ours run: wrapped functions that transformers looks up by name, a thread's pass."""
 
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class Wrapped:
@@ -46,22 +47,36 @@ class Wrapped:
                     self._registry[self._name] = self._original
 
 
+class _Pass(threading.local):
+    in_tree = False  # it is a tree forward
+    planned = False  # of which many have the same shapes
+    width: int | None = None  # nodes a sequence, behind a prompt; None = there is no such pass
+    masks: dict[tuple[int, int, int], Any] | None = None  # with packed rows, for all layers
+    packed: bool | None = None  # query heads are packed; None = where that pays
+    masked = True  # masks are heeded: a pass without one may have to be given one that hides nothing
+    sequences: Tensor | None = None  # where tokens lie, for sums in the order of the text; None = torch's kernels add
+    turns: Sequence[Any] | None = None  # of the nodes that are attended to one by one; None = there are none
+
+
+this_pass = _Pass()  # what this thread's pass is told
+
+
 class During:
-    """Gives this thread's ``settings`` other values while the block runs; afterwards they are what they were. Those
-    that no block has set are the defaults of their class. A class, because several are entered in every pass."""
+    """Tells this thread's pass other ``values`` while the block runs; afterwards they are what they were. A class,
+    because it is entered in every pass."""
 
-    __slots__ = ("_before", "_settings", "_values")
+    __slots__ = ("_before", "_values")
 
-    def __init__(self, settings: threading.local, **values: Any) -> None:
-        self._settings, self._values = settings, values
+    def __init__(self, **values: Any) -> None:
+        self._values = values
 
     def __enter__(self) -> None:
-        own = vars(self._settings)
+        own = vars(this_pass)
         self._before = {name: own[name] for name in self._values if name in own}
         own.update(self._values)
 
     def __exit__(self, *_: object) -> None:
-        own = vars(self._settings)
+        own = vars(this_pass)
         for name in self._values:
             del own[name]
         own.update(self._before)

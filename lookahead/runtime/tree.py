@@ -16,8 +16,8 @@ from lookahead.models.names import CACHE
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.executor import Executor
-from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.registry import During
 from lookahead.runtime.scores import Look, on_host, prompt_scores, scores_of_all, spread, started
 
 
@@ -54,7 +54,7 @@ class PlainPasses:
     def forward(self, input_ids: Tensor) -> ModelOutput:
         """The pass of the last token of ``[batch, token]``; its ``logits`` are ``[batch, token, vocab]``."""
         inputs = self._model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **self._kwargs)
-        with decoding(1):
+        with During(width=1):
             outputs: ModelOutput = self._model(**inputs, return_dict=True)
         self._kwargs = self._model._update_model_kwargs_for_generation(
             outputs, self._kwargs, is_encoder_decoder=self._seq2seq
@@ -72,8 +72,6 @@ class TreeModel:
         forward: the call's tree forwards.
         executor: how they are run.
         writing: the text; None = passes outside of ``generate``, which never fall back.
-        kwargs: as ``generate`` prepared them.
-        new_tokens: most tokens that the call can write, for the first size of the buffers.
         top_k: top-k candidates gathered at those of the prompt's tokens whose logits are kept.
     """
 
@@ -82,19 +80,10 @@ class TreeModel:
     repeated: int | None = None  # and nobody counts how much of the text would have been drafted rightly
     in_a_row = 0
 
-    def __init__(
-        self,
-        forward: TreeForward,
-        executor: Executor,
-        writing: Writing | None,
-        kwargs: dict[str, object],
-        new_tokens: int,
-        top_k: int = 0,
-    ) -> None:
+    def __init__(self, forward: TreeForward, executor: Executor, writing: Writing | None, top_k: int = 0) -> None:
         self.forward_pass, self.executor = forward, executor
         self.hidden, self._layout = forward.hidden, forward.layout
-        self._writing, self._kwargs = writing, kwargs
-        self._new_tokens, self._prompt_top_k = new_tokens, top_k
+        self._writing, self._prompt_top_k = writing, top_k
         self._past = 0  # slots of the prompt
         self._plain: PlainPasses | None = None
 
@@ -122,7 +111,7 @@ class TreeModel:
     def read(self, *, prompt: bool = True) -> Tensor:
         """Read the prompts, or only what comes before them; logits ``[batch, token, vocab]`` of their last tokens."""
         forward, logits = self.forward_pass, torch.empty(0)
-        self.executor.reserve(Extent(forward.prompt_slots(), self._new_tokens))
+        self.executor.reserve(Extent(forward.prompt_slots(), forward.prompt.new_tokens))
         forward.load()
         if prompt:
             logits = forward.prefill()
@@ -162,7 +151,7 @@ class TreeModel:
             self._layout.cache.store(cache, move=True)
             self.executor.close()
             written = self._layout.cache.base + 1 - self._past
-            self._plain = PlainPasses(forward.model, forward.plain_cache(cache), self._kwargs, written)
+            self._plain = PlainPasses(forward.model, forward.plain_cache(cache), forward.prompt.kwargs, written)
         plain, text = self._plain, self._writing.padded()
         outputs = watched(self.hidden, lambda: plain.forward(text), last=1)
         logits: Tensor = outputs.logits
@@ -210,7 +199,7 @@ class TreeModel:
             ours.reserve(Extent(int(held.get_seq_length()), 0))
             ours.load(held, take=True)
             ours.consolidate()
-            ours.base += 1
+            ours.keep_prompts([0] * len(ours.lengths))
         self.forward_pass.store(cache, move=not self.executor.keeps_buffers)
 
     def bucket(self, nodes: int) -> int:

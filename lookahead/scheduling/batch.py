@@ -21,13 +21,12 @@ from lookahead.generation.curves import curve_of
 from lookahead.generation.group import CallGroup
 from lookahead.generation.memories import recall
 from lookahead.generation.plan import Plan
-from lookahead.generation.session import faster_passes
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.open import open_shared
 from lookahead.runtime.packed_layers import Invariance, Packed
 from lookahead.runtime.session import kernels
+from lookahead.runtime.tracing.schedule import Upgrades, faster_passes
 from lookahead.runtime.tree import TreeModel
-from lookahead.runtime.upgrades import Upgrades
 from lookahead.scheduling.prompts import Asked, groups, read
 from lookahead.scheduling.requests import Ticket
 from lookahead.strategies.automatic import AutomaticStrategy

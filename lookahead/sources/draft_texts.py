@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 
 import torch
@@ -10,12 +9,9 @@ from transformers import PreTrainedModel
 
 from jacobi import Path, Scores, TokenTree
 from lookahead.models.traits import ModelTraits, boundary
-from lookahead.runtime.packing import layers_of
 from lookahead.runtime.session import masked_inputs, read_prompt, unread
-from lookahead.runtime.tracing.replay import TracedExecutor
-from lookahead.runtime.tracing.schedule import traces_for
+from lookahead.runtime.tracing.schedule import Upgrades, faster_passes
 from lookahead.runtime.tree import TreeModel
-from lookahead.runtime.upgrades import Upgrades
 from lookahead.sources.base import Together
 from lookahead.sources.draft_model import BEST, Branch, DraftModelSource, Said
 from lookahead.sources.perturbed import Offer
@@ -171,9 +167,7 @@ class DraftTexts:
         pads = [widest - len(each) for each in prompts]
         ids = torch.tensor([[0] * pad + each for pad, each in zip(pads, prompts, strict=True)], device=traits.device)
         mask = torch.tensor([[0] * pad + [1] * (widest - pad) for pad in pads], device=traits.device)
-        packed = layers_of(model, packs=self._packs)
-        traces = traces_for(model, traits=traits, packed=packed) if self._uses_traces else None
-        traced = None if traces is None else partial(TracedExecutor, traces)
+        traced, packed = faster_passes(model, traits, traces=self._uses_traces, packs=self._packs)
         inputs = masked_inputs(traits, mask) if any(pads) else {}
         view = unread(model, ids, self._new_tokens, static=None, traced=traced, packed=packed, **inputs)
         self._closing(view.close)

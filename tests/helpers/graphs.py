@@ -25,7 +25,7 @@ def view(model: Any, batch: int = 1, length: int = 12) -> TreeModel:
 
 def waiting(model: Any) -> list[StaticBuffers]:
     """The static buffers that wait for the model's next call."""
-    return [buffers for _, buffers in buffers_of_models.of(model)]
+    return list(buffers_of_models.of(model))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from lookahead.runtime.attention import grouped_attention, packed_attention, tre
 from lookahead.runtime.cuda_graphs import buffers as static_buffers
 from lookahead.runtime.cuda_graphs.buffers import Graph, StaticBuffers
 from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.registry import this_pass
 from lookahead.runtime.split_attention import chunk_length, serves
 
 pytestmark = pytest.mark.usefixtures("augmented")
@@ -247,7 +248,7 @@ def test_a_pass_packs_its_mask_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with chunked(16):
         run(model, prompts(1), max_new_tokens=20, do_sample=False, lookahead_strategy=Lookahead(nodes=6, static=True))
     assert 0 < len(masks) <= len(passes)
-    assert attention._thread.masks is None
+    assert this_pass.masks is None
 
 
 def test_a_mask_of_every_layers_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +261,7 @@ def test_a_mask_of_every_layers_own(monkeypatch: pytest.MonkeyPatch) -> None:
             packed = attention.packed_attention(query, key, value, mask, 0.3)
             expected = functional.scaled_dot_product_attention(query, key, value, mask, scale=0.3, enable_gqa=True)
             torch.testing.assert_close(packed, expected)
-            assert len(attention._thread.masks) <= 4
+            assert len(this_pass.masks) <= 4
 
 
 def test_the_number_of_chunks() -> None:

@@ -10,7 +10,7 @@ from lookahead import Lookahead
 from lookahead.runtime import packing
 from lookahead.runtime.packing import CallTimes, call_times, packing_of
 from lookahead.runtime.tracing import schedule as tracing
-from lookahead.runtime.upgrades import Upgrades
+from lookahead.runtime.tracing.schedule import Upgrades
 
 pytestmark = pytest.mark.usefixtures("augmented")
 

@@ -13,7 +13,8 @@ from jacobi import TokenTree
 from lookahead import Lookahead
 from lookahead.models.compat import expert_registries
 from lookahead.runtime import experts
-from lookahead.runtime.experts import decoding, expert_kernels
+from lookahead.runtime.experts import expert_kernels
+from lookahead.runtime.registry import During
 from lookahead.runtime.session import bare_model
 
 pytestmark = pytest.mark.usefixtures("augmented")
@@ -81,13 +82,13 @@ def test_nothing_is_switched_outside_of_passes(called: list[tuple[str, int, int]
 
     with expert_kernels():
         assert kernel() == "grouped_mm"
-        with pytest.raises(KeyError), decoding(1):
+        with pytest.raises(KeyError), During(width=1):
             raise KeyError
         assert kernel() == "grouped_mm"
-        with decoding(1):
+        with During(width=1):
             assert kernel() == "batched_mm"
             assert together(kernel) == ["grouped_mm"]
-    with decoding(1):
+    with During(width=1):
         assert kernel() == "grouped_mm"
 
 

@@ -11,8 +11,9 @@ from helpers.views import rules_of
 from torch import Tensor
 
 from jacobi import TokenTree
-from lookahead.runtime.cuda_graphs.executor import bucket_of, span_of
-from lookahead.runtime.masks import MaskBuffer, StaticPlaces, ancestor_words, static_masks, tree_masks
+from lookahead.runtime.cache.buffers import Extent
+from lookahead.runtime.cuda_graphs.buffers import StaticBuffers, bucket_of, span_of
+from lookahead.runtime.masks import MaskBuffer, ancestor_words, tree_masks
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -65,10 +66,8 @@ def test_masks(name: str) -> None:
         base, width = max(lengths), max(map(len, trees))
         starts = torch.tensor(lengths)[:, None] - torch.tensor(padding)[:, None]
         depths = torch.zeros((3, 16), dtype=torch.long)
-        ancestors = torch.from_numpy(ancestor_words([-1] * 16, 1).copy()).repeat(3, 1, 1)
         for row, tree in enumerate(trees):
             depths[row, : len(tree)] = torch.tensor(tree.depths)
-            ancestors[row, : len(tree)] = torch.from_numpy(ancestor_words(tree.parents, 1).copy())
         columns = torch.arange(64)
         history = (columns >= torch.tensor(padding)[:, None]) & (columns < torch.tensor(lengths)[:, None])
 
@@ -80,17 +79,13 @@ def test_masks(name: str) -> None:
 
         buffer = MaskBuffer(3, torch.float32, torch.device("cpu"))
         expected = tree_masks(rules, trees, base, history[:, :base].numpy(), coordinates, buffer)
-        places = StaticPlaces(
-            ancestors,
-            base + torch.arange(16),
-            depths,
-            torch.tensor(lengths),
-            torch.tensor(padding),
-            columns >= torch.tensor(padding)[:, None],
-            columns,
-            torch.arange(64),
-        )
-        masks = static_masks(rules, places, torch.empty((3, 1, 16, 64)))
+        static = StaticBuffers(3, torch.float32, torch.device("cpu"))
+        static.reserve(Extent(0, 0, 64), at_once=True)
+        static.padding.copy_(torch.tensor(padding))
+        static.shown[:] = columns >= torch.tensor(padding)[:, None]
+        inputs = static.inputs_of(16)
+        inputs.send(trees, [0] * 3, lengths, base, [[] for _ in trees])
+        masks = static.masks(rules, inputs, base + inputs.counting, static.mask_of(16, 64))
         if not isinstance(masks, dict):
             masks, expected = {None: masks}, {None: expected}
         assert set(masks) == set(expected)

@@ -8,7 +8,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from jacobi import TokenTree
-from lookahead.runtime.ordered_attention import attend, in_turn, obstacle, serves
+from lookahead.runtime.ordered_attention import attend, obstacle, serves
+from lookahead.runtime.registry import During
 from lookahead.runtime.turns import Turns, steps_of
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
@@ -44,7 +45,7 @@ def test_nodes_in_their_turns_have_plain_decodings_bits(given: Pass) -> None:
             shown[..., :pad] = False
         steps = steps_of(tree, given.width, length == given.base)
         turns.append(Turns(length, given.base + given.width, shown, steps, True))
-    with in_turn(turns):
+    with During(turns=turns):
         found = given.ours()
     for row, (tree, length, pad) in enumerate(zip(given.trees, given.lengths, given.pads, strict=True)):
         held = [*range(length), *range(given.base, given.base + given.width)]

@@ -17,7 +17,7 @@ import lookahead
 from lookahead import Jacobi, Lookahead, tuning
 from lookahead.medusa import Medusa
 from lookahead.runtime import packed_layers, packing
-from lookahead.runtime.packed_layers import Packed, PackedLinear, groups_of, packed_twin, shapes_of
+from lookahead.runtime.packed_layers import Packed, TwinLinear, groups_of, packed_twin, shapes_of
 from lookahead.runtime.packing import layers_of, packed_weights, packing_of
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing import schedule as tracing
@@ -55,7 +55,7 @@ def test_a_twin_says_what_the_model_says(name: str, dtype: torch.dtype) -> None:
     before = {key: type(module) for key, module in model.named_modules()}
     weights = packed_weights(model)
     twin = packed_twin(model, Packed(weights))
-    assert sum(isinstance(module, PackedLinear) for module in twin.modules()) == len(weights)
+    assert sum(isinstance(module, TwinLinear) for module in twin.modules()) == len(weights)
     ids = prompts(1, 12)["input_ids"]
     ours, plain = twin(ids).logits.float(), model(ids).logits.float()
     assert (ours - plain).abs().max() <= 8 * torch.finfo(dtype).eps * plain.abs().max()
@@ -215,7 +215,7 @@ def test_passes_over_one_node_may_stay_as_they_are() -> None:
     model = model_of()
     packed = Packed({key: part._replace(single=False) for key, part in (packed_weights(model) or {}).items()})
     with bare_model(model, prompts(1, 6)["input_ids"], 16, packed=packed) as view:
-        assert not view.forward_pass.module.lm_head.packs_single
+        assert not view.forward_pass.module.lm_head.part.single
         single = view.forward([bushy_tree(1, 48)]).logits
     with bare_model(model, prompts(1, 6)["input_ids"], 16) as view:
         assert torch.equal(single, view.forward([bushy_tree(1, 48)]).logits)

@@ -91,7 +91,7 @@ def test_a_layer_is_given_no_other_numbers_of_rows(rows: int, limits: RowRange) 
 def test_a_twin_limits_those_layers_that_need_it() -> None:
     model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4))
     twin = packed_twin(model, Packed({}, Invariance({16: RowRange(2, 3), 8: RowRange()})))
-    assert [type(layer).__name__ for layer in twin] == ["LimitedLinear", "Linear"]
+    assert [type(layer).__name__ for layer in twin] == ["TwinLinear", "Linear"]
     given = torch.randn(7, 16)
     torch.testing.assert_close(twin(given), model(given))
     assert type(model[0]) is nn.Linear

@@ -137,13 +137,13 @@ def test_made_in_the_middle_of_a_long_call(monkeypatch: pytest.MonkeyPatch, batc
     """The first call has them as soon as the rest of it promises twice what they cost."""
     monkeypatch.setattr(tracing, "_COST", 20.0)
     made: list[int] = []
-    look = tracing.TraceSchedule.see
+    look = tracing.Upgrades.buy
 
-    def noting(self: tracing.TraceSchedule, written: int) -> None:
-        look(self, written)
+    def noting(self: tracing.Upgrades, nodes: int, ms: float, written: int) -> None:
+        look(self, nodes, ms, written)
         made.extend([self._passes] * (len(self._traces.made) - len(made)))
 
-    monkeypatch.setattr(tracing.TraceSchedule, "see", noting)
+    monkeypatch.setattr(tracing.Upgrades, "buy", noting)
     hot = {"do_sample": True, "temperature": 9.0}  # no loop that ends early
     short, long = fresh_model("llama"), fresh_model("llama")
     same_as_plain(short, prompts(batch), NOTHING_DRAFTED, max_new_tokens=56, **hot)

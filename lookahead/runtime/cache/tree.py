@@ -49,10 +49,6 @@ class TreeCache(Cache):
         """First slot of the pass's nodes, the longest sequence's length."""
         return self._store.base
 
-    @base.setter
-    def base(self, slot: int) -> None:
-        self._store.base = slot
-
     def reserve(self, extent: Extent, allocate: Allocate | None = None) -> None:
         """Say, before anything is written, how large buffers are to be, and where they come from; None = new ones."""
         self._store.extent, self._store.allocate = extent, allocate
@@ -90,12 +86,12 @@ class TreeCache(Cache):
             raise LookaheadError("This model fills no key/value cache, so no tree can be verified. Drop use_lookahead.")
         self._store.settle()
         (length,) = lengths
-        self.base, self.lengths = length - 1, [length - 1] * self._store.groups[0].buffer.shape[1]
+        self._store.base, self.lengths = length - 1, [length - 1] * self._store.groups[0].buffer.shape[1]
 
     def keep_prompts(self, behind: Sequence[int]) -> None:
         """Keep all slots of the prompts' pass but those ``behind`` each prompt."""
         self.lengths = [self.base + 1 - padding for padding in behind]
-        self.base = max(self.lengths)
+        self._store.base = max(self.lengths)
 
     def make_room(self, nodes: int) -> int:
         """Have room for a pass over ``nodes`` nodes. The first slot that sliding-window layers hold from now on."""
@@ -126,7 +122,7 @@ class TreeCache(Cache):
             pairs = [(self.base + node, start + place) for place, node in enumerate(nodes)]
             moves.append([pair for pair in pairs if pair[0] != pair[1]])
             self.lengths[row] = start + len(nodes)
-        self.base = max(self.lengths)
+        self._store.base = max(self.lengths)
         return moves
 
     def move(self, sources: Tensor, targets: Tensor, rows: Tensor) -> None:
@@ -214,7 +210,7 @@ def join(cache: TreeCache, other: TreeCache, most: int) -> None:
             source, place = theirs.places[name]
             group.buffer[entry, new, :, :slots] = source.buffer[place, : len(other.lengths), :, :slots]
     cache.lengths += other.lengths
-    cache.base = max(cache.lengths)
+    cache._store.base = max(cache.lengths)
 
 
 def repeat(cache: TreeCache, count: int) -> None:
@@ -231,7 +227,7 @@ def drop(cache: TreeCache, row: int) -> None:
         group.drop_row(row)
     cache.lengths[row] = cache.lengths[-1]
     del cache.lengths[-1]
-    cache.base = max(cache.lengths)
+    cache._store.base = max(cache.lengths)
 
 
 def _leave(source: TreeLayer, layer: Any, length: int, rows: slice, *, on_host: bool) -> None:

@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 from jacobi import TokenTree
 from lookahead._per_model import MOST_PASSES, PerModel
 from lookahead.models.hidden_states import Outputs
+from lookahead.models.mask_rules import MaskRule
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.forward import TreeForward
-from lookahead.runtime.masks import ALIGNED, ancestor_words
+from lookahead.runtime.masks import ALIGNED, ancestor_words, map_rules
 from lookahead.runtime.split_attention import may_plan
 
 _BUCKETS = (1, 8, 16, 32, 64, 128)
@@ -214,6 +215,28 @@ class StaticBuffers:
             self._masks[nodes, span] = torch.empty(shape, dtype=self.dtype, device=self.device)
         return self._masks[nodes, span]
 
+    def masks(self, rules: Any, inputs: Inputs, slots: Tensor, mask: Tensor) -> Any:
+        """The masks of :func:`.tree_masks` over a fixed span of slots, for nodes at ``slots`` ``[node]``, computed on
+        the device without asking it anything. ``mask`` ``[batch, 1, node, span]`` is overwritten, and returned for
+        layers that are only causal."""
+        nodes, span = mask.shape[2:]
+        lowest, columns = torch.finfo(mask.dtype).min, self.columns[:span]
+        branches = ((inputs.ancestors[..., None] >> self.bits) & 1).flatten(2)[:, :, :nodes].bool()
+        history = self.shown[:, :span] & (columns < inputs.lengths[:, None])
+        visible = history[:, None, :].repeat(1, nodes, 1).index_copy_(2, slots, branches)
+        mask.fill_(lowest).masked_fill_(visible[:, None], 0.0)
+
+        def build(rule: MaskRule) -> Tensor:
+            if rule is None:
+                return mask
+            first = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=mask.device)
+            queries = (inputs.lengths - self.padding)[:, None] + inputs.depths
+            keys = (columns - self.padding[:, None]).index_copy_(1, slots, queries)
+            seen = rule(first, first, queries[:, None, :, None], keys[:, None, None, :])
+            return mask.masked_fill(~seen, lowest)
+
+        return map_rules(rules, build)
+
     def plans(self, span: int) -> bool:
         """Count a pass; whether kernels are to be planned for it, which need graphs of their own."""
         if span < _PLANNED_SLOTS or not may_plan(self.device):
@@ -231,8 +254,8 @@ class StaticBuffers:
         self.graphs[key] = graph
 
 
-# Buffers that wait for a model's next call, with the key of its kind; the most recently used last.
-_waiting: PerModel[list[tuple[Any, StaticBuffers]]] = PerModel(list)
+# Buffers that wait for a model's next call; the most recently used last.
+_waiting: PerModel[list[StaticBuffers]] = PerModel(list)
 _lock = threading.Lock()
 capturing = threading.Lock()  # a capture must not meet another thread's, or its waiting for the whole device
 
@@ -243,12 +266,11 @@ def lease(model: PreTrainedModel, key: Any, batch: int, dtype: torch.dtype, devi
     was before something of it was changed are dropped."""
     with _lock:
         waiting = [] if key is None else _waiting.of(model)
-        waiting[:] = [entry for entry in waiting if entry[0][0] == key[0]]
-        found = next((entry for entry in waiting if entry[0] == key), None)
-        if found is None:
+        waiting[:] = [buffers for buffers in waiting if buffers.key[0] == key[0]]
+        place = next((place for place, buffers in enumerate(waiting) if buffers.key == key), None)
+        if place is None:
             return StaticBuffers(batch, dtype, device, key)
-        waiting.remove(found)
-    buffers = found[1]
+        buffers = waiting.pop(place)
     if device.type == "cuda":  # an earlier call's work may still read what this one writes
         with capturing:
             torch.cuda.synchronize(device)
@@ -264,10 +286,10 @@ def give_back(model: PreTrainedModel, buffers: StaticBuffers, cache: Sequence[Te
     with _lock:
         waiting = _waiting.of(model)
         kept = []
-        for entry in ((buffers.key, buffers), *reversed(waiting)):
-            if entry[1].nbytes <= left:
-                left -= entry[1].nbytes
-                kept.append(entry)
+        for each in (buffers, *reversed(waiting)):
+            if each.nbytes <= left:
+                left -= each.nbytes
+                kept.append(each)
         waiting[:] = reversed(kept)
 
 

@@ -37,10 +37,9 @@ from lookahead.runtime.cuda_graphs.buffers import (
 )
 from lookahead.runtime.cuda_graphs.capture import capture, on_side_stream, timed
 from lookahead.runtime.executor import Executor
-from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.host_reads import HostReads
-from lookahead.runtime.masks import ALIGNED, StaticPlaces, static_masks
+from lookahead.runtime.masks import ALIGNED
 from lookahead.runtime.scores import send
 
 _Run = Callable[[], Outputs]  # one pass as it can be run, captured or run again: its inputs are on the device
@@ -179,22 +178,18 @@ class GraphExecutor(Executor):
         inputs.send(trees, self._layout.roots(), cache.lengths, cache.base, moves)
         self._moves = []
         mask, planned = buffers.mask_of(nodes, span), buffers.plans(span)
-        extra: dict[str, Tensor] = {}
+        given = {"input_ids": inputs.tokens}
         if forward.token_types is not None:
-            extra["token_type_ids"] = buffers.types.expand(-1, nodes)
+            given["token_type_ids"] = buffers.types.expand(-1, nodes)
 
         def run() -> Outputs:
             cache.move(inputs.sources, inputs.targets, buffers.rows)
             slots = inputs.base + inputs.counting
-            shown, columns = buffers.shown[:, :span], buffers.columns[:span]
-            places = StaticPlaces(
-                inputs.ancestors, slots, inputs.depths, inputs.lengths, buffers.padding, shown, columns, buffers.bits
-            )
-            masks = static_masks(forward.rules, places, mask)
+            masks = buffers.masks(forward.rules, inputs, slots, mask)
             positions = inputs.roots[:, None] + inputs.depths
             cache.open_static(slots, span)
-            with tree_forward(planned=planned), decoding(nodes):
-                return forward.call(input_ids=inputs.tokens, position_ids=positions, attention_mask=masks, **extra)
+            with tree_forward(planned=planned, width=nodes):
+                return forward.call(given | {"position_ids": positions}, masks)
 
         return run, (nodes, span)
 

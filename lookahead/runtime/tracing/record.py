@@ -14,10 +14,11 @@ from transformers import PreTrainedModel
 from jacobi import Path, TokenTree, Wants
 from lookahead.models.early_exit import twin_of
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.attention import attention_as, in_order, tree_forward
-from lookahead.runtime.forward import TreeForward, masks_given
+from lookahead.runtime.attention import tree_forward
+from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.packed_layers import Packed
+from lookahead.runtime.registry import During
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing.fusing import fused
 from lookahead.runtime.tracing.replay import Kind, Trace, flat, played, same, weights_of
@@ -53,14 +54,13 @@ def record(
         view = stack.enter_context(bare_model(model, prompt, 64, wants=Wants(taps=tuple(taps)), packed=packed))
         forward = view.forward_pass
         weights = weights_of(forward.module)
-        for context in (torch.no_grad(), tree_forward(), attention_as(packed=kind.packed)):
-            stack.enter_context(context)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(tree_forward(packed=kind.packed))
         known = list(weights.values())
         function = None if file is None else read(file)
         if function is not None and _says(view, kind, function, trees[0], known):
             return Trace(function, view.context, len(trees[0][0]))
-        turns = packed is not None and packed.limits is not None and packed.limits.turns > 0
-        for function in _functions(forward, trees[0], weights, kind, turns):
+        for function in _functions(forward, trees[0], weights, kind):
             if all(_says(view, kind, function, tree, known) for tree in trees):
                 if file is not None:
                     write(file, function)
@@ -69,18 +69,18 @@ def record(
 
 
 def _functions(
-    forward: TreeForward, trees: list[TokenTree], weights: dict[int, Tensor], kind: Kind, turns: bool
+    forward: TreeForward, trees: list[TokenTree], weights: dict[int, Tensor], kind: Kind
 ) -> Iterator[Callable[..., Any]]:
     """What a pass over ``trees`` does, with fewer operations if that can be had, and as it was traced."""
     inputs, masks = forward.inputs(trees)
     if masks is not None and not kind.masked:
         raise ValueError("a pass after a short text needs a mask")
-    with HostReads() as reads, in_order(forward.sequences):
-        forward.call(**inputs, **masks_given(masks))
+    with HostReads() as reads, During(sequences=forward.sequences):
+        forward.call(inputs, masks)
     if reads.found:
         raise ValueError(reads.told)
     graph = _traced(forward, inputs, forward.masks(trees), weights, kind)
-    for each in (*fused(graph, turns, kind.masked), graph):
+    for each in (*fused(graph, forward.turns is not None, kind.masked), graph):
         # torch.jit.trace would keep graphs in a unit that is never freed.
         yield torch._C.CompilationUnit().create_function("traced", each)
 
@@ -92,8 +92,8 @@ def _says(
     forward = view.forward_pass
     inputs, _ = forward.inputs(trees)
     masks = forward.masks(trees)
-    with in_order(forward.sequences):
-        expected = forward.call(**inputs, **masks_given(masks if kind.masked else None))
+    with During(sequences=forward.sequences):
+        expected = forward.call(inputs, masks if kind.masked else None)
     found = False
     with suppress(RuntimeError):
         found = same(played(function, flat(forward, inputs, masks), weights), expected)
@@ -126,9 +126,9 @@ def _traced(
 
         twin = twin_of(forward.module, change)
         mask = several[0] if names is None else dict(zip(names, several, strict=True))
-        how = attention_as(packed=kind.packed, masked=kind.masked)
-        with forward.layout.cache.given_views(views), how, in_order(sequences):
-            told = forward.call(twin, input_ids=tokens, position_ids=positions, attention_mask=mask)
+        how = During(packed=kind.packed, masked=kind.masked, sequences=sequences)
+        with forward.layout.cache.given_views(views), how:
+            told = forward.call({"input_ids": tokens, "position_ids": positions}, mask, twin)
         return (told.logits, *told.hidden) if told.hidden else told.logits
 
     with warnings.catch_warnings(record=True) as told:

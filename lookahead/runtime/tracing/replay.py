@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from jacobi import TokenTree
 from lookahead.models.hidden_states import Outputs
-from lookahead.runtime.attention import attention_as
 from lookahead.runtime.executor import Executor
-from lookahead.runtime.forward import TreeForward, masks_given
+from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.registry import During
 
 _ENOUGH = 8  # passes without a trace that tell what they take
 
@@ -126,12 +126,12 @@ class TracedExecutor(Executor):
         except Exception as error:  # if the model objects as well, it says so by itself
             traces.fail(f"{type(error).__name__}: {error}")
             self.typical = False
-            return forward.call(**inputs, **masks_given(masks))
+            return forward.call(inputs, masks)
         if slots > 2 * trace.slots or nodes > 2 * trace.nodes:
             trace.slots, trace.nodes = max(slots, trace.slots), max(nodes, trace.nodes)
             self.typical = False
-            with attention_as(packed=kind.packed):
-                expected = forward.call(**inputs, **masks_given(masks))
+            with During(packed=kind.packed):
+                expected = forward.call(inputs, masks)
             if not same(outputs, expected):
                 traces.fail("a traced pass says something else than the model's own")
                 return expected
@@ -139,7 +139,7 @@ class TracedExecutor(Executor):
 
     def _missed(self, kind: Kind, inputs: dict[str, Tensor], masks: Any) -> Outputs:
         start = perf_counter()
-        outputs = self.forward_pass.call(**inputs, **masks_given(masks))
+        outputs = self.forward_pass.call(inputs, masks)
         if self.traces.failure is None:
             missed = self.traces.missed.setdefault(kind, Missed())
             missed.passes += 1

@@ -1,13 +1,15 @@
 """When traces are made: once the model's Python has taken, in passes without one, as long as making one takes.
 
-That is ski rental: a trace is bought when renting has cost as much. It is looked at as a call begins and, every few
-passes, in its middle, where the rest has to promise twice the price; but only where passes are most of what calls take.
-One that an earlier process has left costs little, and is read as soon as a call promises that.
+That is ski rental: a trace is bought when renting has cost as much, and so are packed weights. It is looked at as a
+call begins and, every few passes, in its middle, where the rest has to promise twice the price; but only where passes
+are most of what calls take. A trace that an earlier process has left costs little, and is read as soon as a call
+promises that.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -19,8 +21,9 @@ from lookahead._per_model import MOST_KINDS, MOST_PASSES, PerModel
 from lookahead.models.conformance import modified, unrecorded
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.packed_layers import Packed
-from lookahead.runtime.packing import call_times
+from lookahead.runtime.open import Tracing
+from lookahead.runtime.packed_layers import Invariance, Packed
+from lookahead.runtime.packing import call_times, layers_of, packed_weights, packing_of
 from lookahead.runtime.tracing.record import record
 from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces
 from lookahead.runtime.tracing.saved import file_of
@@ -32,7 +35,7 @@ _COMPARED = 9.0  # whole passes
 _LOADED = 4.0  # the same of one that an earlier process has left: passes' Python
 _COMPARED_ONCE = 3.0  # and whole passes
 _PYTHON_MS = 0.03  # of a pass, for each of the model's modules
-SURELY = 2.0  # times what a trace costs, that the rest of a call has to promise: it may end early
+SURELY = 2.0  # times what a trace costs, or packing, that the rest of a call has to promise: it may end early
 LOOKS = 4  # passes from one look to the next
 
 _kept: PerModel[list[Traces]] = PerModel(list)
@@ -99,46 +102,103 @@ def _new(key: tuple[Any, ...], taps: tuple[str, ...], known: Sequence[Traces]) -
     return Traces(key, taps, missed={kind: replace(missed) for kind, missed in before.missed.items()} if before else {})
 
 
-@dataclass
-class TraceSchedule:
-    """One call's traces: those that there are and, in a long call, those that it will pay for by itself. The call
-    writes at most ``new_tokens``; ``renewed`` is told the milliseconds that a change of passes took."""
+def faster_passes(
+    model: PreTrainedModel,
+    traits: ModelTraits,
+    taps: tuple[str, ...] = (),
+    *,
+    traces: bool,
+    packs: bool,
+    limits: Invariance | None = None,
+) -> tuple[Tracing | None, Packed | None]:
+    """What makes passes on a CPU faster, as far as earlier ones have paid for it: traces, and packed weights. Their
+    numbers are the same whatever else is in a pass, where there are ``limits``."""
+    packed = layers_of(model, packs=packs, limits=limits)
+    found = traces_for(model, taps, traits, packed) if traces else None
+    return None if found is None else partial(TracedExecutor, found), packed
 
-    model: PreTrainedModel
-    executor: TracedExecutor
-    new_tokens: int
-    renewed: Callable[[float], None]
 
-    def __post_init__(self) -> None:
-        self._passes, self._made = 0, frozenset(self.executor.traces.made)
-        self._start()
+class Upgrades:
+    """Looks at every pass of one call's view of a ``model``, and goes over to packed weights and traces where they pay:
+    those that there are and, in a long call, those that it will pay for by itself.
 
-    def _start(self) -> None:
-        self._traces, self._packed = self.executor.traces, self.executor.forward_pass.packed
-        self._before = {kind: missed.passes for kind, missed in list(self._traces.missed.items())}
+    Args:
+        packs: passes may run on packed weights.
+        new_tokens: most tokens that the call writes.
+        renewed: is told the milliseconds that a change took, 0 where sequences have left the batch.
+    """
 
-    def see(self, written: int) -> None:
-        """Make what has come to pay; called after each pass, with the tokens of the longest sequence so far."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        view: TreeModel,
+        packs: bool,
+        new_tokens: int,
+        renewed: Callable[[float], None] = lambda ms: None,
+    ) -> None:
+        self._model, self._forward = model, view.forward_pass
+        self._executor = view.executor if isinstance(view.executor, TracedExecutor) else None
+        self._times, self._packing = call_times(model), packing_of(model) if packs else None
+        self._new_tokens, self._renewed = new_tokens, renewed
+        self._batch = self._forward.batch
+        self._passes = 0
+        self._unpacked, self._unpacked_ms = 0, 0.0  # passes without packed weights, and what they took
+        if self._executor is not None:
+            self._made = frozenset(self._executor.traces.made)
+            self._start(self._executor.traces)
+
+    def _start(self, traces: Traces) -> None:
+        self._traces, self._packed = traces, self._forward.packed
+        self._before = {kind: missed.passes for kind, missed in list(traces.missed.items())}
+
+    def see(self, nodes: int, ms: float, written: int) -> None:
+        """Take in a pass over ``nodes`` nodes in all, 0 for the prompt's, after which the longest sequence has
+        ``written`` tokens."""
+        self._times.see(nodes, ms)
+        self.buy(nodes, ms, written)
+        if self._forward.batch != self._batch:
+            self._batch = self._forward.batch
+            self._renewed(0.0)
+
+    def buy(self, nodes: int, ms: float, written: int) -> None:
+        """:meth:`see` for a pass that is no part of one call, which others' calls are not measured by."""
         self._passes += 1
-        start = perf_counter()
-        packed = self.executor.forward_pass.packed
+        if self._packing is not None and nodes and not self._forward.is_packed:
+            self._packing.spend(nodes, ms)
+            self._unpacked += 1
+            self._unpacked_ms += ms
+            if self._unpacked % LOOKS == 0:
+                self._pack_if_it_pays(written)
+        if self._executor is not None:
+            self._trace_what_pays(self._executor, written)
+
+    def _pack_if_it_pays(self, written: int) -> None:
+        start, limits = perf_counter(), self._forward.limits
+        left_ms = self._unpacked_ms * (self._new_tokens - written) / max(1, written)
+        parts = packed_weights(self._model, worth_ms=left_ms / SURELY, limits=limits)
+        if parts is not None:
+            self._forward.use(Packed(parts, limits))
+            self._renewed(1e3 * (perf_counter() - start))
+
+    def _trace_what_pays(self, executor: TracedExecutor, written: int) -> None:
+        start, packed = perf_counter(), self._forward.packed
         if packed is not self._packed:
             taps = self._traces.taps
-            other = traces_for(self.model, taps, packed=packed)
-            self.executor.go_on_with(other or Traces(None, taps, failure="passes are traced no more"))
-            self._start()
+            other = traces_for(self._model, taps, packed=packed)
+            executor.go_on_with(other or Traces(None, taps, failure="passes are traced no more"))
+            self._start(executor.traces)
         if self._passes % LOOKS == 0:
             self._make_what_pays(written)
         made = frozenset(self._traces.made)
         if made != self._made:  # by this call or another, which may also have found one wrong
             self._made = made
-            self.renewed(1e3 * (perf_counter() - start))
+            self._renewed(1e3 * (perf_counter() - start))
 
     def _make_what_pays(self, written: int) -> None:
-        model, traces, paid = self.model, self._traces, list[Kind]()
+        model, traces, paid = self._model, self._traces, list[Kind]()
         for kind, passes in _due(model, traces, self._packed).items():
             here = min(self._passes, traces.missed[kind].passes - self._before.get(kind, 0))
-            left = here * (self.new_tokens - written) / max(1, written)  # passes, if the call goes on as it has begun
+            left = here * (self._new_tokens - written) / max(1, written)  # passes, if the call goes on as it has begun
             paid += [kind] if left >= SURELY * passes else []
         if paid and modified(model) is None:
             _make(model, traces, fingerprint(model), paid, self._packed)
