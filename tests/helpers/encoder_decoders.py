@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers.models import F32, F64, VOCAB, shared
+from helpers.models import F32, F64, VOCAB, initialised, shared
 from torch import Tensor
 
 from lookahead.support import route as support
@@ -140,18 +140,9 @@ _MAPPINGS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModelFor
 
 def from_config(config: Any, dtype: torch.dtype = F64, seed: int = 0) -> Any:
     """A model from its config; nothing ends its texts unless a test says so."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        if isinstance(config, transformers.VisionEncoderDecoderConfig):
-            model = transformers.VisionEncoderDecoderModel(config)
-        else:
-            mapping = next(
-                auto
-                for auto in (getattr(transformers, name) for name in _MAPPINGS)
-                if type(config) in auto._model_mapping
-            )
-            model = mapping.from_config(config)
-    model = model.to(dtype).eval()
+    mappings = (getattr(transformers, name)._model_mapping for name in _MAPPINGS)
+    kind = next(mapping[type(config)] for mapping in mappings if type(config) in mapping)
+    model = initialised(config, seed, dtype, kind=kind)
     model.generation_config = transformers.GenerationConfig(pad_token_id=1, decoder_start_token_id=START)
     return model
 

@@ -15,7 +15,7 @@ from helpers.models import F32, VOCAB, fresh_model, initialised, prompts, run, s
 from helpers.refusals import refuses
 from helpers.threads import together
 from torch import Tensor, nn
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from lookahead import Jacobi, Lookahead, LookaheadError
 from lookahead.models.names import CACHE
@@ -110,8 +110,7 @@ def test_a_decoding_loop_of_the_models_own(settings: dict[str, Any]) -> None:
 
 def test_something_around_the_decoding_loop() -> None:
     """It stays around ours."""
-    model = AroundTheLoop(tiny_model("llama").config).double().eval()
-    model.generation_config = GenerationConfig(pad_token_id=0)
+    model = initialised(tiny_model("llama").config, kind=AroundTheLoop)
     output = same_as_plain(model, prompts(1), Lookahead(window_size=3, seed=0), max_new_tokens=8)
     assert output.stats is not None and not output.stats.plain
     assert model.calls == 2
@@ -156,11 +155,7 @@ def vision_model(kind: str) -> Any:
     if kind == "Qwen3VL":
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
     config = getattr(transformers, f"{kind}Config")(text_config=sizes, vision_config=vision, **tokens)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).double().eval()
-    model.generation_config = GenerationConfig(pad_token_id=0)
-    return model
+    return initialised(config, kind=getattr(transformers, f"{kind}ForConditionalGeneration"))
 
 
 def picture(model: Any) -> dict[str, Tensor]:
@@ -227,14 +222,11 @@ def crossing_model() -> Any:
     vision |= {"intermediate_size": 16, "image_size": 8, "patch_size": 4, "max_num_tiles": 1, "vision_output_dim": 32}
     vision |= {"supported_aspect_ratios": [[1, 1]], "intermediate_layers_indices": [0]}
     config = transformers.MllamaConfig(text_config=text, vision_config=vision, image_token_index=VOCAB - 1)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = transformers.MllamaForConditionalGeneration(config)
+    model = initialised(config, kind=transformers.MllamaForConditionalGeneration)
     for name, parameter in model.named_parameters():
         if name.endswith("_gate"):  # 0 at first: the image would say nothing
             parameter.data.fill_(1.0)
-    model.generation_config = GenerationConfig(pad_token_id=0)
-    return model.to(torch.float64).eval()
+    return model
 
 
 def test_images_that_are_attended_to() -> None:
