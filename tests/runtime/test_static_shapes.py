@@ -1,6 +1,5 @@
 """Calls with static shapes: the same text, buffers that wait for the next call, and where they cannot be used."""
 
-import gc
 import random
 from typing import Any
 
@@ -11,7 +10,6 @@ from helpers.marks import BATCH_AND_SAMPLE
 from helpers.models import MODELS, counting_model, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
 from helpers.mtp import deepseek
 from helpers.refusals import refuses
-from helpers.threads import together
 from helpers.views import buffers_of, tree_view
 from torch import Tensor
 from transformers import DynamicCache, Gemma3nTextConfig, StaticCache

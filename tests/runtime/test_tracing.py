@@ -236,18 +236,6 @@ def test_weights_are_read_anew() -> None:
     assert again.tolist() == before.tolist()
 
 
-def test_settings_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that is told to do something else has no traces yet."""
-    monkeypatch.setattr(tracing, "LOOKS", 1000)  # nor are any made in the middle
-    model = fresh_model("llama")
-    before = warmed(model)
-    assert before.made
-    model.model.layers[0].self_attn.scaling *= 3.0
-    same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=24)
-    assert known(model) is not before
-    assert not known(model).made
-
-
 def test_nothing_is_left_behind() -> None:
     """A model that is gone is gone, traces and weights; nor has tracing left anything on it."""
     model = fresh_model("llama")

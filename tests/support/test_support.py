@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from accelerate import cpu_offload
 from helpers.encoder_decoders import seq2seq_model
 from helpers.knowing import known
 from helpers.marks import few
@@ -351,16 +350,3 @@ def test_static_caches_whose_spare_slots_are_seen() -> None:
             for cache, use in (("static", False), ("static", True), (None, False))
         ]
         assert texts[0] == texts[1] != texts[2]
-
-
-def test_a_model_of_which_every_part_is_offloaded() -> None:
-    """Its weights are nowhere between passes, and it still says where it takes its tokens."""
-    model, twin = fresh_model("llama"), fresh_model("llama")
-    cpu_offload(model, execution_device="cpu")
-    assert model.device.type == "meta" and ModelTraits.of(model).device.type == "cpu"
-    for sample in (False, True):
-        settings = {"do_sample": sample, "max_new_tokens": 20}
-        expected = run(twin, prompts(2), **settings)[0]
-        for strategy in (None, Lookahead(nodes=8)):
-            found = run(model, prompts(2), use_lookahead=True, lookahead_strategy=strategy, **settings)[0]
-            assert found.tolist() == expected.tolist()
