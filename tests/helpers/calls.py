@@ -47,10 +47,10 @@ class LengthIs(StoppingCriteria):
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.shown: list[int] = []
+        self.shown: list[list[list[int]]] = []
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        self.shown.append(input_ids.shape[1])
+        self.shown.append(input_ids.tolist())
         return torch.full((input_ids.shape[0],), input_ids.shape[1] == self.length)
 
 
