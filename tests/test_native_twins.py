@@ -124,18 +124,25 @@ def rows_of(rng: random.Random, numbers: np.random.Generator, count: int, width:
     return found
 
 
-@examples(150)
+@examples(300)
 @given(st.integers(0, 1 << 30))
 def test_candidates_of_any_logits_are_the_same(seed: int) -> None:
     """All but those whose share lies where a bin begins."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
-    noise = numbers.exponential(size=100).astype(np.float32)
-    noise[rng.randrange(100)] = rng.choice([0.0, 1e-45, 3e38])
-    settings: dict[str, Any] = {"temperature": rng.choice([1e-3, 1.0, 1e3]), "top_p": rng.choice([1.0, 0.7])}
-    draw = Draw(lambda index: noise, min_p=rng.choice([0.0, 0.1]), top_k=rng.choice([0, 3]), **settings)
-    source = RecyclingSource(SuccessorTable(64, 100), draw)
+    noise, lines = numbers.exponential(size=100).astype(np.float32), numbers.normal(size=(100, 4)).astype(np.float32)
+    if rng.random() < 0.5:
+        noise[rng.randrange(100)] = rng.choice([0.0, 1e-45, 3e38])
+    embed = rng.choice([None, lambda tokens: np.stack([lines[token] for token in tokens])])
+    settings: dict[str, Any] = {"temperature": rng.choice([1e-3, 0.5, 1.0, 1e3]), "top_p": rng.choice([1.0, 0.7])}
+    settings |= {"min_p": rng.choice([0.0, 0.1]), "top_k": rng.choice([0, 3])}
+    draw = Draw(lambda index: None if index == 5 else noise, **settings)
+    source = RecyclingSource(SuccessorTable(rng.choice([8, 64, 1 << 14]), 100), draw, embed)
+    usual = rng.random() < 0.5
     for _ in range(3):
         logits = rows_of(rng, numbers, 8, 16)
+        if usual:
+            logits = -np.sort(-numbers.normal(size=(8, 16)).astype(np.float32) * 3.0, axis=1)
+            logits[:, rng.randrange(4, 16) :] = -np.inf
         tokens = np.stack([numbers.permutation(100)[:16] for _ in range(8)]).astype(np.int32)
         with np.errstate(all="ignore"):
             source.start([rng.randrange(3) for _ in range(8)], Successors(tokens, logits))

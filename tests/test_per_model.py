@@ -2,13 +2,18 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
+import torch
+from helpers.automatic import FLAT, Oracle, drafted
+from helpers.models import fresh_model, prompts
 from helpers.refusals import refuses
 from helpers.threads import together
 
-from lookahead import release
+from lookahead import Lookahead, Scheduler, _per_model, release
 from lookahead._per_model import PerModel
 
 
@@ -48,17 +53,43 @@ def test_release_and_clear() -> None:
     assert lists.of(model) == [] and others.of(model) == [2]
 
 
-def test_nothing_outlives_its_model() -> None:
-    class Kept:
-        pass
+def remembered(model: Any) -> None:
+    drafted(model, Lookahead())
+    drafted(model, Lookahead(tuning=FLAT), 3, do_sample=True)
 
-    things: PerModel[Kept] = PerModel(Kept)
-    model = Model()
-    alive = []
-    weakref.finalize(things.of(model), alive.append, "gone")
+
+def static(model: Any) -> None:
+    drafted(model, Lookahead(static=True))
+
+
+def own_source(model: Any) -> None:
+    """A source of the user's own holds the model."""
+    drafted(model, Lookahead(sources=(lambda row, held=model: Oracle(row),)))
+
+
+def scheduled(model: Any) -> None:
+    scheduler = Scheduler(model, 3)
+    for _ in range(5):
+        scheduler.submit(**prompts(1), max_new_tokens=8)
+    scheduler.run()
+
+
+def refused(model: Any) -> None:
+    """By the self-test."""
+    model.get_input_embeddings().register_forward_hook(lambda *_: torch.rand(()) and None)
+    refuses("draws random numbers in its passes", drafted, model, Lookahead())
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize("use", [remembered, static, own_source, scheduled, refused])
+def test_nothing_that_is_kept_of_a_model_outlives_it(use: Callable[[Any], None]) -> None:
+    model = fresh_model("llama")
+    use(model)
+    known, gone = len(_per_model._registry), weakref.ref(model)
     del model
     gc.collect()
-    assert alive == ["gone"]
+    assert gone() is None
+    assert len(_per_model._registry) < known
 
 
 def test_threads_see_one_thing() -> None:

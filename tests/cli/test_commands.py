@@ -3,6 +3,7 @@
 import inspect
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -138,22 +139,9 @@ def test_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("command", ["demo", "generate", "verify"])
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        ("gone", "does not exist: expected a folder with config.json and weights"),
-        ("config.json", "holds no config.json"),
-        ("model.safetensors", "holds no weights"),
-        ("cut", "could not be loaded"),
-    ],
-)
-def test_a_broken_model_folder_is_one_line(folder: Path, tmp_path: Path, command: str, harm: str, message: str) -> None:
+def test_a_broken_model_folder_is_one_line(folder: Path, tmp_path: Path, command: str) -> None:
     broken = tmp_path / "broken"
-    if harm != "gone":
-        broken.mkdir()
-        for file in folder.iterdir():
-            if file.name != harm:
-                (broken / file.name).write_bytes(file.read_bytes())
-    if harm == "cut":
-        (broken / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:500])
-    refused(message, command, "--model", broken, *(["--prompt", PROMPT] if command != "demo" else []))
+    shutil.copytree(folder, broken)
+    (broken / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:500])
+    given = ["--prompt", PROMPT] if command != "demo" else []
+    refused("could not be loaded", command, "--model", broken, *given)

@@ -57,13 +57,8 @@ def test_tune_as_json_and_into_a_file(folder: Path, curves: Path, prompt_file: P
     tried = [entry["nodes"] for entry in document["budgets"]]
     assert tried and tried == [4, 8, 16, 24, 32, 48, 64, 96, 128][: len(tried)]
     assert len(tried) + len(document["published"]) + document["left_out"] == 17
-    for entry in [*document["budgets"], *document["published"]]:
-        assert entry["S"] >= 1.0 and entry["drafted"] >= 0.0 and entry["speedup"] > 0.0
-    best, recommended = tuning.best(document["budgets"]), document["recommended"]
-    assert recommended["nodes"] == (best["nodes"] if best["drafted"] and best["speedup"] > 1 else 0)
-    best = tuning.best(document["published"])
-    sizes = ("window_size", "ngram_size", "verification_set_size")
-    assert [recommended[size] for size in sizes] == [best[size] for size in sizes]
+    best, recommended = tuning.best(document["published"]), document["recommended"]
+    assert all(recommended[size] == best[size] for size in ("window_size", "ngram_size", "verification_set_size"))
     assert Lookahead(tuning=output).step_times() is not None
 
 

@@ -88,13 +88,6 @@ def test_verify_json(folder: Path) -> None:
     assert result["tokens_per_pass"] >= 1
 
 
-def test_verify_has_prompts_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundled, "BUNDLED", folder)
-    ran = run("verify", "--max-new-tokens", 4)
-    assert ran.status == 0
-    assert f"{len(PROMPTS)} identical" in ran.words
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

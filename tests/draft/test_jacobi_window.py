@@ -12,10 +12,6 @@ from lookahead.draft.published import JacobiWindow
 W, N = st.integers(1, 6), st.integers(2, 6)
 
 
-def sizes(window: JacobiWindow) -> list[int]:
-    return [len(level) for level in window.levels]
-
-
 def depths(window: JacobiWindow) -> list[int]:
     """Depth of every cell: level + column, and level 0 is stored without its column 0."""
     return [
@@ -26,21 +22,6 @@ def depths(window: JacobiWindow) -> list[int]:
 def columns(window: JacobiWindow) -> int:
     """Columns of the newest level, the root included where that is level 0."""
     return len(window.levels[-1]) + (len(window.levels) == 1)
-
-
-@examples(60)
-@given(W, N)
-def test_warm_up_sizes(w: int, n: int) -> None:
-    window = JacobiWindow(w, n, range(w + n - 3))
-    for done in range(n - 2):
-        assert not window.warm
-        assert len(window.levels) == done + 1
-        assert len(window.levels[0]) == w + n - 3 - done
-        assert window.advance(0, list(range(columns(window)))) == [], "no n-gram is finished yet"
-    for _ in range(3):
-        assert window.warm
-        assert sizes(window) == [w - 1] + [w] * (n - 2)
-        assert len(window.advance(0, list(range(columns(window))))) == w
 
 
 @examples(100)
@@ -54,14 +35,6 @@ def test_window_is_the_slow_one(w: int, n: int, passes: int) -> None:
         root, new = next(tokens), list(islice(tokens, columns(window)))
         assert window.advance(root, new) == slow.advance(root, new)
         assert window.levels == slow.levels()
-
-
-def test_harvest_and_shift_by_hand() -> None:
-    """W=3, N=4. Columns are read downwards: key, level 1, level 2, new argmax."""
-    window = JacobiWindow(3, 4, range(4))
-    window.levels = [[2, 3], [11, 12, 13], [21, 22, 23]]
-    assert window.advance(1, [31, 32, 33]) == [(1, (11, 21, 31)), (2, (12, 22, 32)), (3, (13, 23, 33))]
-    assert window.levels == [[12, 13], [21, 22, 23], [31, 32, 33]]
 
 
 @examples(150)

@@ -1,16 +1,14 @@
 """What calls remember of a model, and when it is forgotten."""
 
 import copy
-import gc
-import weakref
 from pathlib import Path as FilePath
 from typing import Any
 
 import pytest
-from helpers.automatic import FLAT, NAMES, STEEP, USUAL, Oracle, drafted, memory_of, nodes_of
+from helpers.automatic import FLAT, NAMES, STEEP, USUAL, drafted, memory_of, nodes_of
 from helpers.models import VOCAB, fresh_model, prompts, run
 
-from lookahead import Lookahead, _per_model, tuning
+from lookahead import Lookahead, tuning
 from lookahead.draft import memory
 from lookahead.draft.context import RowContext
 from lookahead.draft.latency import StepTimes
@@ -75,23 +73,6 @@ def test_ways_of_choosing_have_estimates_of_their_own_and_not_too_many() -> None
     for top_k in range(2, 22):
         drafted(model, Lookahead(), max_new_tokens=2, do_sample=True, top_k=top_k)
     assert len(memory_of(model).acceptances) == 16
-
-
-def test_memory_goes_with_its_model() -> None:
-    """Whatever a source holds."""
-    model = fresh_model("llama")
-
-    def source(row: RowContext, held: Any = model) -> Oracle:
-        return Oracle(row)
-
-    drafted(model, Lookahead())
-    drafted(model, Lookahead(tuning=FLAT), 3, do_sample=True)
-    drafted(model, Lookahead(sources=(source,)))
-    known, gone = len(_per_model._registry), weakref.ref(model)
-    del model, source
-    gc.collect()
-    assert gone() is None
-    assert len(_per_model._registry) < known
 
 
 def test_the_models_copy_has_no_memory_of_it() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 import pytest
-from helpers.toy import NextToken, ToyModel, decode, examples, functions, hashed, plain, rooms, seeded
+from helpers.toy import NextToken, ToyModel, decode, decoded_as_plain, examples, functions, hashed, plain, seeded
 from helpers.windows import Ngram, SlowWindow, counter
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,34 +76,24 @@ def test_window_moves_by_one_or_by_what_was_written(
 
 
 @examples(150)
-@given(functions(), PROMPTS, W, N, G, st.integers(1, 24), st.booleans(), st.booleans(), st.booleans())
+@given(
+    functions(),
+    PROMPTS,
+    st.tuples(W, N, G),
+    st.integers(1, 30),
+    st.fixed_dictionaries(dict.fromkeys(("from_prompt", "from_output", "forward_one"), st.booleans())),
+    st.sampled_from([frozenset({3}), frozenset()]),
+)
 def test_text_is_plain_decoding(
     next_token: NextToken,
     prompt: list[int],
-    w: int,
-    n: int,
-    g: int,
+    sizes: tuple[int, int, int],
     count: int,
-    from_prompt: bool,
-    from_output: bool,
-    forward_one: bool,
+    settings: dict[str, bool],
+    end_tokens: frozenset[int],
 ) -> None:
     """For any function and setting; never more passes than tokens, and no node deeper than what is left to write."""
-    settings = {"from_prompt": from_prompt, "from_output": from_output, "forward_one": forward_one}
-    text, steps = decode(drafter(w, n, g, prompt, **settings), next_token, prompt, count)
-    assert text == plain(next_token, prompt, count)
-    assert len(steps) <= count
-    assert all(max(tree.depths) <= room for tree, room in rooms(steps, count))
-
-
-@examples(60)
-@given(functions(), PROMPTS, W, N, G, st.booleans())
-def test_end_token_ends_the_text(
-    next_token: NextToken, prompt: list[int], w: int, n: int, g: int, forward_one: bool
-) -> None:
-    end = frozenset({3})
-    text, _ = decode(drafter(w, n, g, prompt, forward_one=forward_one), next_token, prompt, 30, end)
-    assert text == plain(next_token, prompt, 30, end)
+    decoded_as_plain(drafter(*sizes, prompt, **settings), next_token, prompt, count, end_tokens)
 
 
 @examples(100)

@@ -54,21 +54,6 @@ def test_continue_with_the_new_tokens_only(name: str, batch: int) -> None:
     same_in_caches(model, following, [copy.deepcopy(first[CACHE]) for _ in range(2)], 15)
 
 
-def test_a_conversation_of_many_turns() -> None:
-    """One cache handed from call to call, plain and lookahead in turn, stays what plain calls alone make of it."""
-    model = tiny_model("mistral")
-    texts, caches = [prompts(1)["input_ids"]] * 2, [DynamicCache(config=model.config) for _ in range(2)]
-    for turn in range(6):
-        for who in range(2):
-            asked = {"use_lookahead": True} if who and turn % 3 else {}
-            texts[who], _ = run(
-                model, {"input_ids": texts[who]}, **{CACHE: caches[who]}, max_new_tokens=7 + turn, **asked
-            )
-            texts[who] = torch.cat([texts[who], prompts(1, 3, seed=turn)["input_ids"]], dim=1)
-        assert texts[1].tolist() == texts[0].tolist()
-        same_caches(caches[1], caches[0], 1e-9)
-
-
 @pytest.mark.parametrize("returned", [False, True])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])

@@ -9,14 +9,11 @@ from helpers.encoder_decoders import START, TREES, config_of, from_config, seq2s
 from helpers.marks import few
 from helpers.models import F32, VOCAB, run, same_as_plain
 from helpers.refusals import refuses
-from helpers.threads import together
-from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache
 
 from jacobi import LookaheadError, TokenTree
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.medusa import MedusaHeads
-from lookahead.models.families.overrides import PassPositions, current_positions, overriding
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
@@ -269,21 +266,6 @@ def test_position_modules(name: str, modules: int) -> None:
     assert len(found) == modules
     same_as_plain(model, sources(name, 2), STRATEGIES["w3n3g2"], max_new_tokens=6)
     assert all(override.name not in vars(override.owner) for override in found), "a method was left replaced"
-
-
-def test_positions_are_seen_by_their_own_thread_only() -> None:
-    table = nn.Module()
-    table.embed_positions = seq2seq_model("bart").get_decoder().embed_positions
-    nodes = torch.tensor([[4, 5, 5, 6], [2, 3, 3, 3]])
-    positions = PassPositions(torch.zeros_like(nodes), nodes, nodes, 2, 6, nodes, torch.long)
-    tokens = torch.zeros((1, 3), dtype=torch.long)
-    alone = table.embed_positions(tokens, 7)
-    with overriding(overrides_for(table), lambda: positions):
-        inside = table.embed_positions(torch.zeros_like(nodes), 99)
-        ((known, elsewhere),) = together(lambda: (current_positions(), table.embed_positions(tokens, 7)))
-    assert known is None and torch.equal(elsewhere, alone)
-    assert torch.equal(inside, table.embed_positions.weight[nodes + 2])
-    assert torch.equal(table.embed_positions(tokens, 7), alone)
 
 
 @torch.no_grad()

@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.graphs import chunked, counting
+from helpers.graphs import attended, chunked, counting
 from helpers.models import fresh_model, successor_model
 from helpers.threads import together
 from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lookahead import Lookahead
 from lookahead.runtime import split_attention
-from lookahead.runtime.attention import grouped_attention, tree_forward
 from lookahead.runtime.cuda_graphs import executor as static
 from lookahead.runtime.forward import TreeForward
 
@@ -28,15 +26,6 @@ pytestmark = [
 
 def ids(length: int, seed: int = 0) -> Tensor:
     return torch.randint(1, 48, (1, length), generator=torch.Generator().manual_seed(seed)).cuda()
-
-
-def attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, planned: bool = False) -> Tensor:
-    """Through the wrapper, inside a pass, with the heads in front again."""
-    module: Any = torch.nn.Module()
-    module.num_key_value_groups, module.is_causal = query.shape[1] // key.shape[1], False
-    with grouped_attention(), tree_forward(planned=planned):
-        output: Tensor = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask)[0]
-    return output.transpose(1, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -57,9 +46,11 @@ def test_split_attention(dtype: torch.dtype, channels: int, slots: int, monkeypa
         hidden[..., 0] = False
         mask = torch.zeros(hidden.shape, dtype=dtype, device="cuda").masked_fill_(hidden, torch.finfo(dtype).min)
         with torch.no_grad():
-            split, planned = (attended(query, key, value, mask, planned=planned) for planned in (False, True))
+            split, planned = (
+                attended(query, key, value, mask, planned=planned).transpose(1, 2) for planned in (False, True)
+            )
             with chunked(slots):
-                whole = attended(query, key, value, mask)
+                whole = attended(query, key, value, mask).transpose(1, 2)
             given = [tensor.double() for tensor in (query, key, value, mask)]
             exact = torch.nn.functional.scaled_dot_product_attention(*given[:3], given[3], enable_gqa=True)
         assert split.isfinite().all() and planned.isfinite().all()

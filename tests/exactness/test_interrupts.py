@@ -7,22 +7,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.marks import few
-from helpers.models import (
-    VOCAB,
-    counting_model,
-    fresh_model,
-    prompts,
-    registries,
-    run,
-    same_as_plain,
-    same_caches,
-    tiny_model,
-)
+from helpers.models import VOCAB, counting_model, fresh_model, prompts, registries, run, same_as_plain, tiny_model
 from helpers.refusals import Passes, filled, unchanged
+from helpers.streaming import Puts
 from helpers.threads import together
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
 
 import lookahead
 from lookahead import Lookahead, LookaheadError
@@ -47,14 +37,6 @@ def raise_at(count: int, error: BaseException) -> Callable[[], None]:
     return call
 
 
-class Streamer(BaseStreamer):
-    """Calls ``tick`` with every put."""
-
-    def __init__(self, tick: Callable[[], None]) -> None:
-        self.put = lambda value: tick()  # type: ignore[method-assign]
-        self.end = lambda: None  # type: ignore[method-assign]
-
-
 def troublemaker(where: str, tick: Callable[[], None], model: Any) -> dict[str, Any]:
     """Settings with a ``tick`` in this place of the decode."""
 
@@ -67,7 +49,7 @@ def troublemaker(where: str, tick: Callable[[], None], model: Any) -> dict[str, 
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
     return {
-        "streamer": lambda: {"streamer": Streamer(tick)},
+        "streamer": lambda: {"streamer": Puts(lambda count: tick())},
         "processor": lambda: {"logits_processor": [process]},
         "criterion": lambda: {"stopping_criteria": StoppingCriteriaList([judge])},
         "model": dict,
@@ -108,21 +90,6 @@ def test_an_exception_in_the_self_test(passes: Passes) -> None:
     same_as_plain(model, prompts(1), max_new_tokens=4)
     assert seen.index(12) == 0, "the plain call comes first"
     assert seen.count(12) == 2
-
-
-def test_a_filled_cache_after_an_error_goes_on() -> None:
-    """A continuation that broke off can be asked for again with the same cache."""
-    for name in ("llama", "mistral"):
-        model = tiny_model(name)
-        caches = [filled(model, prompts(1, 8)) for _ in range(2)]
-        following = {"input_ids": torch.cat([prompts(1, 8)["input_ids"], prompts(1, 5, seed=3)["input_ids"]], dim=1)}
-        plain, _ = run(model, following, **{CACHE: caches[0]}, max_new_tokens=12)
-        with pytest.raises(KeyboardInterrupt):
-            settings = troublemaker("processor", raise_at(6, KeyboardInterrupt()), model)
-            model.generate(**following, **{CACHE: caches[1]}, max_new_tokens=12, use_lookahead=True, **settings)
-        ours, _ = run(model, following, **{CACHE: caches[1]}, max_new_tokens=12, use_lookahead=True)
-        assert ours.tolist() == plain.tolist()
-        same_caches(caches[1], caches[0], 1e-9)
 
 
 @pytest.mark.parametrize("asked", [True, None])

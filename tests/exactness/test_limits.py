@@ -4,21 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from helpers.calls import LengthIs
 from helpers.marks import BATCH_AND_SAMPLE, few
-from helpers.models import (
-    F32,
-    VOCAB,
-    fresh_model,
-    initialised,
-    prompts,
-    run,
-    same_as_plain,
-    same_tokens,
-    shared,
-    tiny_model,
-)
+from helpers.models import fresh_model, prompts, run, same_as_plain, same_tokens, shared, tiny_model
+from helpers.mtp import of_family
 from transformers import DynamicCache, StaticCache
 
 from lookahead import Jacobi, Lookahead
@@ -36,11 +25,6 @@ def changing_models() -> dict[str, Any]:
     """Models that change at token 32."""
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     longrope = _LONGROPE | {"original_max_position_embeddings": 32}
-    indexed = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-    indexed |= {"index_topk": 32, "index_n_heads": 4, "index_head_dim": 16, "num_local_experts": 4, "n_group": 1}
-    indexed |= {"num_experts_per_tok": 2, "topk_group": 1, "moe_intermediate_size": 24, "num_key_value_heads": 4}
-    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None}
     return {
         "dynamic": fresh_model("llama", rope_parameters=dynamic, max_position_embeddings=32),
         "longrope": fresh_model("llama", rope_parameters=longrope, max_position_embeddings=128),
@@ -51,7 +35,7 @@ def changing_models() -> dict[str, Any]:
             original_max_position_embeddings=32,
             rope_parameters=longrope,
         ),
-        "indexed": initialised(transformers.DeepseekV32Config(**sizes, **indexed), dtype=F32),
+        "indexed": of_family("deepseek_v32", index_topk=32),
     }
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from helpers.calls import Recorder, allowed_tokens
+from helpers.graphs import counting
 from helpers.marks import few
 from helpers.models import counting_model, prompts, run, same_as_plain, tiny_model
 from torch import Tensor
@@ -112,14 +113,7 @@ def test_sequences_of_any_lengths_are_asked_about_together(
 ) -> None:
     """A penalty looks at which tokens a text has; a shorter text is padded with a token of its own, but where that
     could lie behind what is ignored."""
-    asked: list[int] = []
-    original = RepetitionPenaltyLogitsProcessor.__call__
-
-    def counted(self: Any, input_ids: Tensor, scores: Tensor) -> Tensor:
-        asked.append(len(scores))
-        return original(self, input_ids, scores)
-
-    monkeypatch.setattr(RepetitionPenaltyLogitsProcessor, "__call__", counted)
+    asked = counting(monkeypatch, RepetitionPenaltyLogitsProcessor, "__call__")
     for model in (counting_model(sharpness=9.0), tiny_model("llama")):
         output = same_as_plain(
             model,
@@ -128,7 +122,7 @@ def test_sequences_of_any_lengths_are_asked_about_together(
             max_new_tokens=40,
             logits_processor_new=lambda: LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.05, ignored)]),
         )
-        ours = asked[40:]  # plain decoding comes first
+        ours = [len(scores) for _, _, scores in asked[40:]]  # plain decoding comes first
         asked.clear()
         assert sum(ours) > 2 * len(ours) or ignored is not None
     assert output.stats.steps

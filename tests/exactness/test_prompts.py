@@ -1,4 +1,4 @@
-"""Prompts of every kind: short, padded, chunked, embedded, with images; and calls for one token."""
+"""Prompts of every kind: short, padded, chunked, embedded; and calls for one token."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.marks import BATCH_AND_SAMPLE
 from helpers.models import VOCAB, fresh_model, prompts, run, same_as_plain, tiny_model
-from transformers import CLIPVisionConfig, DynamicCache, GenerationConfig, LlavaConfig, LlavaForConditionalGeneration
+from transformers import DynamicCache
 
 from lookahead import Jacobi, Lookahead, LookaheadOutput
 from lookahead.models.names import CACHE
@@ -93,35 +93,6 @@ def test_a_pad_token_outside_the_vocabulary(strategy: Any, pad: int) -> None:
     same_as_plain(
         tiny_model("llama"), prompts(2, ragged=False), strategy, max_new_tokens=20, pad_token_id=pad, eos_token_id=-1
     )
-
-
-def test_images() -> None:
-    """A vision-language model: its images belong to the prompt's pass only."""
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            image_size=8,
-            patch_size=4,
-            projection_dim=32,
-        ),
-        text_config=tiny_model("llama").config,
-        image_token_index=VOCAB - 1,
-        image_seq_length=4,
-        vision_feature_layer=-1,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = LlavaForConditionalGeneration(config).double().eval()
-        image = torch.randn(1, 3, 8, 8, dtype=torch.float64)
-    model.generation_config = GenerationConfig(pad_token_id=0)
-    inputs = prompts(1)
-    inputs["input_ids"].clamp_(max=VOCAB - 2)
-    same_as_plain(model, inputs, max_new_tokens=12)
-    inputs["input_ids"][0, 2:6] = VOCAB - 1
-    same_as_plain(model, inputs | {"pixel_values": image}, max_new_tokens=12)
 
 
 def test_segments() -> None:

@@ -10,6 +10,7 @@ from helpers.calls import BLOCKS, STRATEGIES
 from helpers.devices import working_alone
 from helpers.distributions import SMALL_VOCAB, drawn_by_the_model, small_model
 from helpers.eagle import random_network
+from helpers.graphs import counting
 from helpers.marks import few
 from helpers.medusa import random_heads
 from helpers.models import VOCAB, counting_model, fresh_model, prompts, run, same_as_plain, successor_model, tiny_model
@@ -17,7 +18,7 @@ from helpers.mtp import mimo, written
 from helpers.redrafter import random_head
 
 from lookahead import Jacobi, Lookahead
-from lookahead.draft.acceptance import Acceptance
+from lookahead.draft import memory
 from lookahead.eagle import Eagle, EagleHead
 from lookahead.medusa import Medusa
 from lookahead.mtp import Mtp
@@ -77,11 +78,6 @@ def test_samples_follow_the_model(strategy: Any, alone: bool) -> None:
     assert drawn_by_the_model(strategy, samples, 1 if alone else 250) > samples / 2
 
 
-def test_greedy_rejection_is_greedy() -> None:
-    """Without sampling there is nothing to reject."""
-    same_as_plain(tiny_model("llama"), prompts(3), Lookahead(verification="rejection"), max_new_tokens=30)
-
-
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("alone", [False, True], ids=["host", "device"])
 def test_drafts_see_the_noise(batch: int, alone: bool) -> None:
@@ -97,19 +93,13 @@ def test_drafts_see_the_noise(batch: int, alone: bool) -> None:
 
 
 def test_drafts_that_see_the_noise_are_believed_at_any_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
-    trusts: list[float] = []
-
-    def noted(sources: Any, trust: float) -> Acceptance:
-        trusts.append(trust)
-        return Acceptance(sources, trust)
-
-    monkeypatch.setattr("lookahead.draft.memory.Acceptance", noted)
+    made = counting(monkeypatch, memory, "Acceptance")
     for sample in (False, True):
         for verification in ("exact", "rejection"):
             strategy = Lookahead(remember=False, verification=verification)
             settings = {"do_sample": sample, "temperature": 1.5 if sample else None, "max_new_tokens": 4}
             run(tiny_model("llama"), prompts(1), lookahead_strategy=strategy, use_lookahead=True, **settings)
-    greedy, also_greedy, seeing, blind = trusts
+    greedy, also_greedy, seeing, blind = (trust for _, trust in made)
     assert greedy == also_greedy == seeing
     assert blind < seeing / 2
 

@@ -12,10 +12,9 @@ from helpers.automatic import Oracle
 from helpers.calls import Drawing
 from helpers.devices import working_alone
 from helpers.models import counting_model, prompts, run, same_as_plain, tiny_model
-from helpers.streaming import Puts
+from helpers.streaming import Harmless, Puts
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, StoppingCriteria, TextIteratorStreamer, TextStreamer
-from transformers.generation.streamers import BaseStreamer
 
 import lookahead
 from jacobi import Successors
@@ -72,12 +71,7 @@ def test_the_first_token_is_put_before_anything_is_learnt() -> None:
             told.append("learnt")
             super().start(prompt, successors)
 
-    class Streamer(Puts):
-        def put(self, value: torch.Tensor) -> None:
-            told.append("put")
-            super().put(value)
-
-    strategy, streamer = Lookahead(sources=(Slow,)), Streamer()
+    strategy, streamer = Lookahead(sources=(Slow,)), Puts(lambda count: told.append("put"))
     counting_model().generate(**prompts(1), max_new_tokens=9, lookahead_strategy=strategy, streamer=streamer)
     assert told[:3] == ["put", "put", "learnt"], "the prompt, its token"
     assert len(streamer.puts) == 10
@@ -125,29 +119,19 @@ class BrokenOffError(Exception):
     """What the streamers of these tests raise."""
 
 
-class Streamer(BaseStreamer):
-    """Remembers tokens, draws after those for which ``draws`` says so, and breaks off after ``most`` puts."""
+def breaks_off(most: int, draws: Callable[[int], bool] = lambda count: False) -> Callable[[int], None]:
+    """What a streamer does that draws after tokens for which ``draws`` says so, and breaks off after ``most`` puts."""
 
-    def __init__(self, most: int = 1 << 30, draws: Callable[[int], bool] = lambda count: False) -> None:
-        self.tokens: list[list[int]] = []
-        self._most, self._draws = most, draws
-
-    def put(self, value: Tensor) -> None:
-        self.tokens.append(value.flatten().tolist())
-        if self._draws(len(self.tokens)):
+    def hear(count: int) -> None:
+        if draws(count):
             torch.rand(3)
-        if len(self.tokens) > self._most:
+        if count > most:
             raise BrokenOffError
 
-    def end(self) -> None:
-        pass
+    return hear
 
 
-class Harmless(Streamer):
-    lookahead_draws_nothing = True
-
-
-def told(model: Any, batch: int, streamer: Streamer, seed: int, **settings: Any) -> tuple[Any, ...]:
+def told(model: Any, batch: int, streamer: Puts, seed: int, **settings: Any) -> tuple[Any, ...]:
     """What a streamer was told, what was written, and what the generator gives then."""
     torch.manual_seed(seed)
     settings = {"do_sample": True, "max_new_tokens": 24, "return_dict_in_generate": True} | settings
@@ -156,10 +140,10 @@ def told(model: Any, batch: int, streamer: Streamer, seed: int, **settings: Any)
     with suppress(BrokenOffError):
         output = model.generate(**prompts(batch), streamer=streamer, **made)
     written = None if output is None else output.sequences.tolist()
-    return (streamer.tokens, written, torch.rand(2).tolist()), output
+    return ([put.tolist() for put in streamer.puts], written, torch.rand(2).tolist()), output
 
 
-def same_told(model: Any, batch: int, new: Callable[[], Streamer], seed: int, strategy: Any, **settings: Any) -> Any:
+def same_told(model: Any, batch: int, new: Callable[[], Puts], seed: int, strategy: Any, **settings: Any) -> Any:
     """Assert that a streamer makes no difference to what lookahead writes and draws; return its output."""
     expected, _ = told(model, batch, new(), seed, **settings)
     found, output = told(model, batch, new(), seed, use_lookahead=True, lookahead_strategy=strategy, **settings)
@@ -167,23 +151,23 @@ def same_told(model: Any, batch: int, new: Callable[[], Streamer], seed: int, st
     return output
 
 
-@pytest.mark.parametrize("kind", [Streamer, Harmless])
+@pytest.mark.parametrize("kind", [Puts, Harmless])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_streamer_breaks_off_behind_any_token(name: str, batch: int, kind: type[Streamer]) -> None:
+def test_a_streamer_breaks_off_behind_any_token(name: str, batch: int, kind: type[Puts]) -> None:
     model = counting_model(sharpness=6.0)
     for most in range(1, 24, 3 if batch == 1 else 7):
-        same_told(model, batch, lambda most=most: kind(most), most, STRATEGIES[name])
+        same_told(model, batch, lambda most=most: kind(breaks_off(most)), most, STRATEGIES[name])
 
 
-@pytest.mark.parametrize("kind", [Streamer, Harmless])
+@pytest.mark.parametrize("kind", [Puts, Harmless])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_it_breaks_off_where_tokens_are_chosen_ahead(batch: int, kind: type[Streamer]) -> None:
+def test_it_breaks_off_where_tokens_are_chosen_ahead(batch: int, kind: type[Puts]) -> None:
     model = counting_model(sharpness=6.0)
-    same_told(model, batch, Streamer, 0, Lookahead(nodes=12))  # the self-test runs on the host
+    same_told(model, batch, Puts, 0, Lookahead(nodes=12))  # the self-test runs on the host
     for most in range(1, 24, 5):
         with working_alone():
-            same_told(model, batch, lambda most=most: kind(most), most, Lookahead(nodes=12))
+            same_told(model, batch, lambda most=most: kind(breaks_off(most)), most, Lookahead(nodes=12))
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -192,12 +176,12 @@ def test_it_breaks_off_where_tokens_are_chosen_ahead(batch: int, kind: type[Stre
 def test_a_streamer_that_draws_shifts_what_plain_decoding_would_draw(name: str, batch: int, alone: bool) -> None:
     """After every token, or after some, with an end token and scores, and breaking off."""
     model = counting_model(sharpness=6.0)
-    same_told(model, batch, Streamer, 0, STRATEGIES[name])
+    same_told(model, batch, Puts, 0, STRATEGIES[name])
     calls: list[dict[str, Any]] = [{}, {"eos_token_id": 5}, {"output_scores": True, "top_k": 20}]
     for seed, settings in enumerate(calls):
         for draws, most in ((lambda count: True, 1 << 30), (lambda count: count % 5 == 2, 1 << 30 if seed else 11)):
             with working_alone() if alone else nullcontext():
-                streamer = partial(Streamer, most, draws)
+                streamer = partial(Puts, breaks_off(most, draws))
                 same_told(model, batch, streamer, seed, STRATEGIES[name], **settings)
 
 
@@ -215,17 +199,19 @@ def test_a_streamer_beside_something_that_draws(batch: int, sample: bool, what: 
     model = counting_model(sharpness=6.0)
     for most in (3, 10, 1 << 30):
         settings = {"do_sample": sample} | what
-        for kind in (Streamer, Harmless):
-            same_told(model, batch, lambda most=most, kind=kind: kind(most), 3, Lookahead(nodes=12), **settings)
-        same_told(model, batch, lambda most=most: Streamer(most, lambda count: True), 3, None, **settings)
+        for kind in (Puts, Harmless):
+            same_told(
+                model, batch, lambda most=most, kind=kind: kind(breaks_off(most)), 3, Lookahead(nodes=12), **settings
+            )
+        same_told(model, batch, lambda most=most: Puts(breaks_off(most, lambda count: True)), 3, None, **settings)
 
 
 def test_drafts_see_the_noise_until_a_streamer_draws() -> None:
     """Streamers that draw nothing cost a single sequence no pass."""
     model = counting_model(sharpness=5.0)
     steps = {}
-    for kind in (Streamer, Harmless):
+    for kind in (Puts, Harmless):
         output = same_told(model, 1, kind, 5, Lookahead(nodes=24, seed=0), max_new_tokens=60)
         steps[kind] = output.stats.steps
-    assert steps[Streamer] == steps[Harmless] < 40
+    assert steps[Puts] == steps[Harmless] < 40
     assert output.stats.by_noise > 0

@@ -8,7 +8,8 @@ import pytest
 import torch
 import transformers
 from helpers.calls import LengthIs, Recorder
-from helpers.models import fresh_model, prompts, registries, run, tiny_model
+from helpers.models import fresh_model, prompts, registries, run, same_outputs, tiny_model
+from helpers.refusals import unchanged
 from helpers.streaming import Puts
 from transformers import GenerationConfig, GenerationMixin, PreTrainedTokenizerFast, pipeline
 
@@ -171,55 +172,38 @@ def test_the_patch_can_be_put_on_and_taken_off_at_will() -> None:
         tiny_model("llama").generate(**prompts(1), max_new_tokens=9, use_lookahead=True)
 
 
-def test_without_use_lookahead_everything_is_transformers() -> None:
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"do_sample": True, "temperature": 0.7, "top_k": 10},
+    {"do_sample": True, "num_return_sequences": 2, "output_scores": True},
+    {"num_beams": 3},
+    {"num_beams": 2, "do_sample": True},
+    {"eos_token_id": [3, 4], "repetition_penalty": 1.2, "streamer_new": Puts},
+    {"prompt_lookup_num_tokens": 3},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_without_use_lookahead_everything_is_transformers(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Patched and unpatched calls give the same output, of the same class, from the same code."""
-    calls: list[str] = []
-
-    def everything() -> list[Any]:
-        model = tiny_model("llama")
-        outputs = []
-        for settings in (
-            {},
-            {"do_sample": True, "temperature": 0.7, "top_k": 10},
-            {"do_sample": True, "num_return_sequences": 2, "output_scores": True},
-            {"num_beams": 3},
-            {"num_beams": 2, "do_sample": True},
-            {"eos_token_id": [3, 4], "repetition_penalty": 1.2, "streamer_new": Puts},
-            {"prompt_lookup_num_tokens": 3},
-        ):
-            batch = 1 if {"streamer_new", "prompt_lookup_num_tokens"} & set(settings) else 3
-            output, state = run(model, prompts(batch), max_new_tokens=15, return_dict_in_generate=True, **settings)
-            scores = None if output.scores is None else torch.stack(output.scores)
-            outputs.append((type(output), output.sequences, scores, state))
-        return outputs
-
-    before = everything()
+    model, inputs = (
+        tiny_model("llama"),
+        prompts(1 if {"streamer_new", "prompt_lookup_num_tokens"} & set(settings) else 3),
+    )
+    given = {"max_new_tokens": 15, "return_dict_in_generate": True} | settings
+    before = run(model, inputs, **given)
     lookahead.augment_all()
-    original = lookahead.patch.generate
-    lookahead.patch.generate = lambda *a, **k: calls.append("ours")
-    try:
-        after = everything()
-    finally:
-        lookahead.patch.generate = original
-    assert not calls
-    for (kind, text, scores, state), (kind_after, text_after, scores_after, state_after) in zip(
-        before, after, strict=True
-    ):
-        assert kind is kind_after
-        assert torch.equal(text, text_after)
-        assert torch.equal(state, state_after)
-        assert (scores is None and scores_after is None) or torch.equal(scores, scores_after)
+    monkeypatch.setattr(lookahead.patch, "generate", lambda *_, **__: pytest.fail("ours"))
+    after = run(model, inputs, **given)
+    assert type(after[0]) is type(before[0])
+    same_outputs(after, before, model.dtype, 0.0)
 
 
 @augmented
 def test_nothing_is_left_on_the_model() -> None:
     """No attribute, hook or config field is added by a call."""
     model = fresh_model("gemma3")
-    before = [(name, set(vars(module))) for name, module in model.named_modules()]
-    settings = model.config.to_dict(), model.generation_config.to_dict(), model.config._attn_implementation
-    tables = registries()
-    run(model, prompts(3), max_new_tokens=9, use_lookahead=True, do_sample=True)
-    assert [(name, set(vars(module))) for name, module in model.named_modules()] == before
-    assert (model.config.to_dict(), model.generation_config.to_dict(), model.config._attn_implementation) == settings
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    assert registries() == tables
+    with unchanged(model):
+        run(model, prompts(3), max_new_tokens=9, use_lookahead=True, do_sample=True)

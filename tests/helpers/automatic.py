@@ -1,6 +1,7 @@
 """Latency curves and sources for tests of the automatic mode."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from helpers.models import prompts, same_as_plain
@@ -71,17 +72,16 @@ def drafted(model: Any, strategy: Lookahead, batch: int = 1, **settings: Any) ->
     return output.stats
 
 
+@dataclass(kw_only=True)
 class Limits:
     """What a model that replays ``again`` tokens tells the planner."""
 
+    again: int = 0
+    replays: bool = False
     plain_ms: float | None = None
-    typical = True
+    typical: bool = True
     repeated: int | None = None
-    in_a_row = 0
-
-    def __init__(self, again: int = 0, replays: bool = False) -> None:
-        self.again = again
-        self.replays = replays
+    in_a_row: int = 0
 
     def bucket(self, nodes: int) -> int:
         return nodes

@@ -1,6 +1,5 @@
 """Settings and criteria of calls of ``generate``."""
 
-import random
 from typing import Any
 
 import torch
@@ -43,31 +42,22 @@ class Drawing(LogitsProcessor):
 
 
 class LengthIs(StoppingCriteria):
-    """Stops every row at a length; remembers which lengths it was shown."""
+    """Stops every row at a length; remembers which texts it was shown."""
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.shown: list[int] = []
+        self.shown: list[list[list[int]]] = []
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        self.shown.append(input_ids.shape[1])
+        self.shown.append(input_ids.tolist())
         return torch.full((input_ids.shape[0],), input_ids.shape[1] == self.length)
 
 
-def random_strategy(rng: random.Random) -> Lookahead:
-    """A legal (W, N, G) with its other settings, small ones more often than large ones."""
-    return Lookahead(
-        window_size=rng.choice([1, 2, 3, 5, 7, 15]),
-        ngram_size=rng.choice([2, 3, 4, 5, 8]),
-        verification_set_size=rng.choice([0, 1, 3, 7, 15]),
-        pool_from_prompt=rng.random() < 0.5,
-        pool_from_output=rng.random() < 0.5,
-        always_forward_one=rng.random() < 0.5,
-        seed=rng.randrange(1000),
-    )
-
-
-STRATEGIES = [None, *(random_strategy(random.Random(n)) for n in range(2))]
+STRATEGIES = [
+    None,
+    Lookahead(window_size=5, ngram_size=5, pool_from_output=False, always_forward_one=False, seed=802),
+    Lookahead(window_size=2, ngram_size=8, verification_set_size=1, seed=667),
+]
 
 
 def ids_of(sequences: Tensor, index: int) -> list[int]:

@@ -21,29 +21,29 @@ def made(num_heads: int = 3, num_layers: int = 2, own_output: bool = True) -> Me
     return drawn(MedusaHeads.for_model(tiny_model("llama"), num_heads, num_layers, own_output))
 
 
-def medusa(heads: MedusaHeads, prefix: str = "") -> Tensors:
-    """The tensors as FasterDecoding/Medusa names them: a Sequential for each head."""
+def named(heads: MedusaHeads, layer_name: str, output_name: str) -> Tensors:
+    """The tensors under one format's names of a head's layers and of its output."""
     tensors = {}
     for head, blocks in enumerate(heads.blocks):
         for layer, block in enumerate(blocks.children()):
-            tensors[f"{prefix}{head}.{layer}.linear.weight"] = block.get_parameter("linear.weight")
-            tensors[f"{prefix}{head}.{layer}.linear.bias"] = block.get_parameter("linear.bias")
+            for part in ("weight", "bias"):
+                tensors[f"{layer_name.format(head, layer)}.{part}"] = block.get_parameter(f"linear.{part}")
         if heads.own_output:
-            tensors[f"{prefix}{head}.{heads.num_layers}.weight"] = heads.get_parameter(f"outputs.{head}.weight")
+            tensors[f"{output_name.format(head, heads.num_layers)}.weight"] = heads.get_parameter(
+                f"outputs.{head}.weight"
+            )
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def medusa(heads: MedusaHeads, prefix: str = "") -> Tensors:
+    """The tensors as FasterDecoding/Medusa names them: a Sequential for each head."""
+    return named(heads, prefix + "{}.{}.linear", prefix + "{}.{}")
 
 
 def vllm(heads: MedusaHeads, prefix: str = "", bias: bool = True) -> Tensors:
     """The tensors as vLLM names them."""
-    tensors = {}
-    for head, blocks in enumerate(heads.blocks):
-        for layer, block in enumerate(blocks.children()):
-            tensors[f"{prefix}blocks.{head}.layers.{layer}.weight"] = block.get_parameter("linear.weight")
-            if bias:
-                tensors[f"{prefix}blocks.{head}.layers.{layer}.bias"] = block.get_parameter("linear.bias")
-        if heads.own_output:
-            tensors[f"{prefix}lm_heads.{head}.weight"] = heads.get_parameter(f"outputs.{head}.weight")
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    tensors = named(heads, prefix + "blocks.{}.layers.{}", prefix + "lm_heads.{}")
+    return {name: tensor for name, tensor in tensors.items() if bias or not name.endswith(".bias")}
 
 
 def store(folder: pathlib.Path, file: str, tensors: Tensors, **config: Any) -> pathlib.Path:

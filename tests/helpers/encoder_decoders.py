@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers.models import F32, F64, VOCAB, shared
+from helpers.models import F32, F64, VOCAB, initialised, shared
 from torch import Tensor
 
 from lookahead.support import route as support
@@ -51,59 +51,30 @@ _BERT: dict[str, Any] = {
 _ROPE = _BERT | {"num_key_value_heads": 2, "head_dim": 8}
 _WITHOUT_TABLE = {key: value for key, value in _BART.items() if key != "max_position_embeddings"}
 
-# Config class and fields of every family whose decoder follows trees.
-TREES: dict[str, tuple[str, dict[str, Any]]] = {
-    "bart": ("BartConfig", _BART),
-    "bigbird_pegasus": ("BigBirdPegasusConfig", _BART | {"attention_type": "original_full"}),
-    "blenderbot": ("BlenderbotConfig", _BART),
-    "blenderbot-small": ("BlenderbotSmallConfig", _BART),
-    "led": (
-        "LEDConfig",
-        _WITHOUT_TABLE
-        | {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64, "attention_window": 8},
-    ),
-    "longt5": ("LongT5Config", _T5 | {"local_radius": 4}),
-    "m2m_100": ("M2M100Config", _BART),
-    "marian": ("MarianConfig", _BART | {"decoder_vocab_size": VOCAB}),
-    "mbart": ("MBartConfig", _BART),
-    "mt5": ("MT5Config", _T5),
-    "mvp": ("MvpConfig", _BART),
-    "nllb-moe": ("NllbMoeConfig", _BART | {"num_experts": 4, "encoder_sparse_step": 1, "decoder_sparse_step": 2}),
-    "pegasus": ("PegasusConfig", _BART),
-    "pegasus_x": ("PegasusXConfig", _BART | {"block_size": 4, "num_global_tokens": 2}),
-    "plbart": ("PLBartConfig", _BART),
-    "switch_transformers": (
-        "SwitchTransformersConfig",
-        _T5
-        | {"num_experts": 4, "expert_capacity": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
-        | {"num_decoder_layers": 2},
-    ),
-    "t5": ("T5Config", _T5),
-    "umt5": ("UMT5Config", _T5),
-    "whisper": (
-        "WhisperConfig",
-        _WITHOUT_TABLE
-        | {"num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 64}
-        | {"begin_suppress_tokens": None},
-    ),
-    "speech_to_text": (
-        "Speech2TextConfig",
-        _WITHOUT_TABLE
-        | {"max_source_positions": 64, "max_target_positions": 64, "input_feat_per_channel": 8}
-        | {"num_conv_layers": 1, "conv_kernel_sizes": [3], "conv_channels": 16},
-    ),
-    "t5gemma": ("T5GemmaConfig", {}),
-    "bert2bert": ("EncoderDecoderConfig", {}),
-    "bert2roberta": ("EncoderDecoderConfig", {}),
-    "bert2gpt2": ("EncoderDecoderConfig", {}),
-    "vit2trocr": ("VisionEncoderDecoderConfig", {}),
-    "moonshine": (
-        "MoonshineConfig",
-        _IDS
-        | {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.3}
-        | {"encoder_num_hidden_layers": 1, "decoder_num_hidden_layers": 2, "encoder_num_attention_heads": 4}
-        | {"decoder_num_attention_heads": 4, "max_position_embeddings": 64},
-    ),
+# Fields of the config of every family whose decoder follows trees; those of which none stand here are made of parts.
+TREES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("bart", "blenderbot", "blenderbot-small", "m2m_100", "mbart", "mvp", "pegasus", "plbart"), _BART),
+    **dict.fromkeys(("mt5", "t5", "umt5"), _T5),
+    **{name: {} for name in ("bert2bert", "bert2roberta", "bert2gpt2", "t5gemma", "vit2trocr")},
+    "bigbird_pegasus": _BART | {"attention_type": "original_full"},
+    "led": _WITHOUT_TABLE
+    | {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64, "attention_window": 8},
+    "longt5": _T5 | {"local_radius": 4},
+    "marian": _BART | {"decoder_vocab_size": VOCAB},
+    "nllb-moe": _BART | {"num_experts": 4, "encoder_sparse_step": 1, "decoder_sparse_step": 2},
+    "pegasus_x": _BART | {"block_size": 4, "num_global_tokens": 2},
+    "switch_transformers": _T5
+    | {"num_experts": 4, "expert_capacity": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+    | {"num_decoder_layers": 2},
+    "whisper": _WITHOUT_TABLE
+    | {"num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 64, "begin_suppress_tokens": None},
+    "speech_to_text": _WITHOUT_TABLE
+    | {"max_source_positions": 64, "max_target_positions": 64, "input_feat_per_channel": 8}
+    | {"num_conv_layers": 1, "conv_kernel_sizes": [3], "conv_channels": 16},
+    "moonshine": _IDS
+    | {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.3}
+    | {"encoder_num_hidden_layers": 1, "decoder_num_hidden_layers": 2, "encoder_num_attention_heads": 4}
+    | {"decoder_num_attention_heads": 4, "max_position_embeddings": 64},
 }
 # These numbers exist in float32 only, or their kernels do.
 _FLOAT32 = {"moonshine", "speech_to_text", "t5gemma", "whisper"}
@@ -111,7 +82,6 @@ _FLOAT32 = {"moonshine", "speech_to_text", "t5gemma", "whisper"}
 
 def config_of(name: str) -> Any:
     """The family's tiny config."""
-    kind, fields = TREES[name]
     if name == "t5gemma":
         half = _ROPE | {"sliding_window": 6, "query_pre_attn_scalar": 8}
         return transformers.T5GemmaConfig(
@@ -132,7 +102,7 @@ def config_of(name: str) -> Any:
             **{key: value for key, value in _BART.items() if not key.startswith("encoder_")}
         )
         return transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
-    return getattr(transformers, kind)(**fields)
+    return transformers.AutoConfig.for_model(name, **TREES[name])
 
 
 _MAPPINGS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModelForImageTextToText")
@@ -140,18 +110,9 @@ _MAPPINGS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModelFor
 
 def from_config(config: Any, dtype: torch.dtype = F64, seed: int = 0) -> Any:
     """A model from its config; nothing ends its texts unless a test says so."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        if isinstance(config, transformers.VisionEncoderDecoderConfig):
-            model = transformers.VisionEncoderDecoderModel(config)
-        else:
-            mapping = next(
-                auto
-                for auto in (getattr(transformers, name) for name in _MAPPINGS)
-                if type(config) in auto._model_mapping
-            )
-            model = mapping.from_config(config)
-    model = model.to(dtype).eval()
+    mappings = (getattr(transformers, name)._model_mapping for name in _MAPPINGS)
+    kind = next(mapping[type(config)] for mapping in mappings if type(config) in mapping)
+    model = initialised(config, seed, dtype, kind=kind)
     model.generation_config = transformers.GenerationConfig(pad_token_id=1, decoder_start_token_id=START)
     return model
 

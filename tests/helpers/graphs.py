@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.views import tree_view
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lookahead.models.hidden_states import Outputs
 from lookahead.runtime import attention, split_attention
@@ -35,6 +37,23 @@ def chunked(length: int) -> Iterator[None]:
         patched.setattr(attention, "serves", lambda *_: True)
         patched.setattr(split_attention, "chunk_length", lambda *_: length)
         yield
+
+
+def attended(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None = None,
+    *,
+    planned: bool = False,
+) -> Tensor:
+    """Attention ``[batch, node, head, channel]`` through the wrapper, inside a pass."""
+    module: Any = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = query.shape[1] // key.shape[1], False
+    with attention.grouped_attention(), attention.tree_forward(planned=planned):
+        output: Tensor = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=scaling)[0]
+    return output
 
 
 class StandIn:

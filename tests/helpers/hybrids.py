@@ -1,12 +1,13 @@
 """Tiny models of every recurrent and hybrid family, and how each is decoded."""
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import torch
-import transformers
 from helpers.models import F32, SIZES, VOCAB, initialised, judged
+from transformers import CONFIG_MAPPING
 
 _DENSE = SIZES | {"hidden_size": 48}
 _MOE = {name: value for name, value in _DENSE.items() if name != "intermediate_size"}
@@ -51,93 +52,72 @@ _INKLING = {
 }
 _HYBRID = {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "num_key_value_heads": 4}
 
-# Config class and fields. A state is restored and tokens are fed again, or (convolutions only) the cache is cropped.
-CHAIN: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_next": ("Qwen3NextConfig", _DENSE | _DELTA | _SHARED),
-    "qwen3_5": ("Qwen3_5TextConfig", _DENSE | _DELTA),
-    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", _MOE | _DELTA | _SHARED),
-    "olmo_hybrid": (
-        "OlmoHybridConfig",
-        _DENSE
-        | _MIXED
-        | {f"linear_num_{part}_heads": 2 for part in ("key", "value")}
-        | {f"linear_{part}_head_dim": 8 for part in ("key", "value")},
-    ),
-    "kimi_linear": (
-        "KimiLinearConfig",
-        _DENSE | _LATENT | _LOCAL_EXPERTS | {"linear_head_dim": 8, "linear_num_heads": 4},
-    ),
-    "bailing_hybrid": ("BailingHybridConfig", _DENSE | _LATENT | _LOCAL_EXPERTS | {"head_dim": 8}),
-    "falcon_h1": ("FalconH1Config", _DENSE | _MAMBA2 | {"mamba_d_ssm": 96}),
-    "granitemoehybrid": (
-        "GraniteMoeHybridConfig",
-        _DENSE | _MAMBA2 | _LOCAL_EXPERTS | {"shared_intermediate_size": 16, "layer_types": ["mamba", "attention"]},
-    ),
-    "bamba": ("BambaConfig", _DENSE | _MAMBA2 | {"attn_layer_indices": [1]}),
-    "mamba2": (
-        "Mamba2Config",
-        _SIZES | {"state_size": 8, "num_heads": 4, "head_dim": 24, "n_groups": 1, "chunk_size": 16},
-    ),
-    "nemotron_h": (
-        "NemotronHConfig",
-        {key: value for key, value in _DENSE.items() if key != "num_hidden_layers"}
-        | {"layers_block_type": ["mamba", "attention"], "head_dim": 8, "ssm_state_size": 8, "mamba_num_heads": 4}
-        | {"mamba_head_dim": 24, "n_groups": 1, "chunk_size": 16, "use_mamba_kernels": False, "pad_token_id": 0},
-    ),
-    "zamba2": (
-        "Zamba2Config",
-        _DENSE
-        | _HYBRID
-        | {"mamba_d_state": 8, "n_mamba_heads": 4, "chunk_size": 16, "adapter_rank": 4}
-        | {"pad_token_id": 0},
-    ),
-    "zaya": (
-        "ZayaConfig",
-        _MOE
-        | {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1}
-        | {"router_hidden_size": 8, "pad_token_id": 0},
-    ),
-    "inkling": ("InklingTextConfig", _DENSE | _INKLING | {"mlp_layer_types": ["dense", "sparse"]}),
-    "inkling2": ("Inkling2TextConfig", _MOE | _INKLING | {"unpadded_vocab_size": VOCAB}),
-    "lfm2": ("Lfm2Config", _DENSE | _CONV | {"block_auto_adjust_ff_dim": False}),
-    "lfm2_moe": ("Lfm2MoeConfig", _DENSE | _CONV | _EXPERTS | {"num_dense_layers": 1}),
-    "lfm3": ("Lfm3Config", _DENSE | _CONV | {"head_dim": 8}),
+# Fields of configs. A state is restored and tokens are fed again, or (convolutions only) the cache is cropped.
+CHAIN: dict[str, dict[str, Any]] = {
+    "qwen3_next": _DENSE | _DELTA | _SHARED,
+    "qwen3_5": _DENSE | _DELTA,
+    "qwen3_5_moe": _MOE | _DELTA | _SHARED,
+    "olmo_hybrid": _DENSE
+    | _MIXED
+    | {f"linear_num_{part}_heads": 2 for part in ("key", "value")}
+    | {f"linear_{part}_head_dim": 8 for part in ("key", "value")},
+    "kimi_linear": _DENSE | _LATENT | _LOCAL_EXPERTS | {"linear_head_dim": 8, "linear_num_heads": 4},
+    "bailing_hybrid": _DENSE | _LATENT | _LOCAL_EXPERTS | {"head_dim": 8},
+    "falcon_h1": _DENSE | _MAMBA2 | {"mamba_d_ssm": 96},
+    "granitemoehybrid": _DENSE
+    | _MAMBA2
+    | _LOCAL_EXPERTS
+    | {"shared_intermediate_size": 16, "layer_types": ["mamba", "attention"]},
+    "bamba": _DENSE | _MAMBA2 | {"attn_layer_indices": [1]},
+    "mamba2": _SIZES | {"state_size": 8, "num_heads": 4, "head_dim": 24, "n_groups": 1, "chunk_size": 16},
+    "nemotron_h": {key: value for key, value in _DENSE.items() if key != "num_hidden_layers"}
+    | {"layers_block_type": ["mamba", "attention"], "head_dim": 8, "ssm_state_size": 8, "mamba_num_heads": 4}
+    | {"mamba_head_dim": 24, "n_groups": 1, "chunk_size": 16, "use_mamba_kernels": False, "pad_token_id": 0},
+    "zamba2": _DENSE
+    | _HYBRID
+    | {"mamba_d_state": 8, "n_mamba_heads": 4, "chunk_size": 16, "adapter_rank": 4, "pad_token_id": 0},
+    "zaya": _MOE
+    | {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1}
+    | {"router_hidden_size": 8, "pad_token_id": 0},
+    "inkling": _DENSE | _INKLING | {"mlp_layer_types": ["dense", "sparse"]},
+    "inkling2": _MOE | _INKLING | {"unpadded_vocab_size": VOCAB},
+    "lfm2": _DENSE | _CONV | {"block_auto_adjust_ff_dim": False},
+    "lfm2_moe": _DENSE | _CONV | _EXPERTS | {"num_dense_layers": 1},
+    "lfm3": _DENSE | _CONV | {"head_dim": 8},
 }
 CROPPED = {"lfm2", "lfm2_moe", "lfm3", "inkling", "inkling2"}
 
 # transformers' own continuation with several tokens is not that with one token after the other, or there is none.
-PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
-    "mamba": ("MambaConfig", _SIZES | {"state_size": 8}),
-    "falcon_mamba": ("FalconMambaConfig", _SIZES | {"state_size": 8}),
-    "jamba": (
-        "JambaConfig",
-        _DENSE
-        | {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_offset": 1, "num_experts": 2}
-        | {"mamba_d_state": 8, "use_mamba_kernels": False, "pad_token_id": 0},
-    ),
-    "zamba": ("ZambaConfig", _DENSE | _HYBRID | {"mamba_d_state": 8, "use_mamba_kernels": False, "pad_token_id": 0}),
-    "recurrent_gemma": (
-        "RecurrentGemmaConfig",
-        {key: value for key, value in _DENSE.items() if key != "max_position_embeddings"}
-        | {"num_hidden_layers": 3, "lru_width": 48, "attention_window_size": 16, "pad_token_id": 0},
-    ),
-    "minimax": ("MiniMaxConfig", _DENSE | _MIXED | _LOCAL_EXPERTS | {"head_dim": 8, "block_size": 16}),
-    "rwkv": ("RwkvConfig", {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "context_length": 64}),
+PLAIN: dict[str, dict[str, Any]] = {
+    "mamba": _SIZES | {"state_size": 8},
+    "falcon_mamba": _SIZES | {"state_size": 8},
+    "jamba": _DENSE
+    | {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_offset": 1, "num_experts": 2}
+    | {"mamba_d_state": 8, "use_mamba_kernels": False, "pad_token_id": 0},
+    "zamba": _DENSE | _HYBRID | {"mamba_d_state": 8, "use_mamba_kernels": False, "pad_token_id": 0},
+    "recurrent_gemma": {key: value for key, value in _DENSE.items() if key != "max_position_embeddings"}
+    | {"num_hidden_layers": 3, "lru_width": 48, "attention_window_size": 16, "pad_token_id": 0},
+    "minimax": _DENSE | _MIXED | _LOCAL_EXPERTS | {"head_dim": 8, "block_size": 16},
+    "rwkv": {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "context_length": 64},
 }
 
 _ALL = CHAIN | PLAIN
 _OUT = re.compile(r"(o_proj|out_proj|down_proj|w2|dense|fc2)(\.linear)?(\.weight)?$")
 
 
-def known(families: dict[str, tuple[str, dict[str, Any]]]) -> list[str]:
+def _class_of(name: str) -> Any:
+    """The config's class, None where this transformers has none: of models that see, too, the text's."""
+    return next((CONFIG_MAPPING[kind] for kind in (f"{name}_text", name) if kind in CONFIG_MAPPING), None)
+
+
+def known(families: Iterable[str]) -> list[str]:
     """Those that this transformers has."""
-    return [name for name, (config, _) in families.items() if hasattr(transformers, config)]
+    return [name for name in families if _class_of(name) is not None]
 
 
 def fresh_hybrid(name: str, seed: int = 0, dtype: torch.dtype = F32, **changes: Any) -> Any:
     """A tiny model of the test's own."""
-    config, fields = _ALL[name]
-    return initialised(getattr(transformers, config)(**fields | changes), seed, dtype)
+    return initialised(_class_of(name)(**_ALL[name] | changes), seed, dtype)
 
 
 @cache

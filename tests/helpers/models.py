@@ -109,11 +109,14 @@ def made(recipe: Tiny, seed: int = 0, **changes: Any) -> Any:
     return initialised(config, seed, recipe.dtype, recipe.attention)
 
 
-def initialised(config: Any, seed: int = 0, dtype: torch.dtype = F64, attention: str | None = None) -> Any:
-    """A causal model from its config; nothing ends its texts unless a test says so."""
+def initialised(
+    config: Any, seed: int = 0, dtype: torch.dtype = F64, attention: str | None = None, kind: Any = None
+) -> Any:
+    """A model from its config, causal unless its class is given; nothing ends its texts unless a test says so."""
+    make = transformers.AutoModelForCausalLM.from_config if kind is None else kind._from_config
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        model = make(config, attn_implementation=attention)
     model = model.to(dtype).eval()
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)
     return model

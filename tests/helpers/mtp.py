@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 from helpers.hybrids import fresh_hybrid
-from helpers.models import F32, F64, SIZES, Tiny, fresh_model, judged, made
+from helpers.models import F32, F64, SIZES, Tiny, fresh_model, initialised, judged, made
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -44,10 +44,8 @@ def qwen3_5_with_images() -> Any:
     """The model that Qwen3.5 is published as; its MTP layers are the text's."""
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
     text = fresh_hybrid("qwen3_5").config.to_dict()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
-        return transformers.Qwen3_5ForConditionalGeneration(config).to(F32).eval()
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
+    return initialised(config, dtype=F32, kind=transformers.Qwen3_5ForConditionalGeneration)
 
 
 def layer_tensors(model: Any, seed: int = 0, **changes: Any) -> dict[str, Tensor]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 
+from helpers.automatic import Limits
+
 from jacobi import Path, Step, Successors, TokenTree, walk
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.automatic import AutomaticDrafter
@@ -81,7 +83,7 @@ class TextSource:
 
 
 @dataclass
-class Machine:
+class Machine(Limits):
     """Passes over so many nodes of each sequence take ``curve(nodes, context)`` milliseconds on average.
 
     Attributes:
@@ -105,12 +107,6 @@ class Machine:
     apart: float = 0.0
     ask: float = 0.0
     seed: int = 0
-    typical: bool = True
-    plain_ms: float | None = None
-    again: int = 0
-    replays: bool = False
-    repeated: int | None = None
-    in_a_row: int = 0
     passes: int = 0
     seen: dict[int, int] = field(default_factory=dict)
 

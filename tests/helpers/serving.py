@@ -46,21 +46,28 @@ def wait_until(done: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 @contextmanager
-def served(model: Any = None, tokenizer: Any = None, **settings: Any) -> Iterator[str]:
-    """The address of a server, which is stopped in the end; without a model it has the bundled one."""
-    given = bundled() if model is None else (model, tokenizer)
-    app = application(*given, NAME, **settings)
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", ws="none"))
+def in_a_thread(server: uvicorn.Server) -> Iterator[int]:
+    """The port of a server that runs in a thread, and is stopped in the end."""
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
         wait_until(lambda: server.started, 30)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+        yield server.servers[0].sockets[0].getsockname()[1]
     finally:
         server.should_exit = True
         thread.join(30)
     assert not thread.is_alive()
+
+
+@contextmanager
+def served(model: Any = None, tokenizer: Any = None, **settings: Any) -> Iterator[str]:
+    """The address of a server, which is stopped in the end; without a model it has the bundled one."""
+    given = bundled() if model is None else (model, tokenizer)
+    app = application(*given, NAME, **settings)
+    with in_a_thread(
+        uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", ws="none"))
+    ) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def client(address: str, key: str = "none", **settings: Any) -> OpenAI:

@@ -168,21 +168,6 @@ def test_sliding_needs_fewer_passes_over_many_texts() -> None:
     assert passes("sliding") < 0.95 * passes("jacobi")
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_end_token_inside_a_block_ends_the_text(mode: JacobiMode) -> None:
-    """Even though the model would go on as drafted."""
-    text = [4, 1, 2, 3, 1, 2, 4, 4]
-
-    def next_token(prefix: Sequence[int]) -> int:
-        return text[(len(prefix) - 2) % len(text)]
-
-    drafter = JacobiDrafter(mode, 6, lambda size: text[1:7][:size], END)
-    out, steps = decode(drafter, next_token, [1, 2], 20, END)
-    assert out == [4, 1, 2, 3]
-    assert written(steps) == [1, 4]
-    assert steps[-1].paths[0].nodes == [0, 1, 2]
-
-
 @examples(150)
 @given(functions(), PROMPTS, st.integers(1, 9), st.integers(1, 24), st.sampled_from(GUESSES))
 def test_hybrid_drafts_nothing_past_an_end_token(

@@ -1,4 +1,4 @@
-"""Trees: the drawn lookahead mask, and what every tree must satisfy."""
+"""Trees: the lookahead window, and what every tree must satisfy."""
 
 import random
 from collections.abc import Sequence
@@ -14,62 +14,14 @@ from jacobi import TokenTree, ancestor_bits, branch_mask, walk
 
 PATHS = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8)
 
-# W=5, N=4, G=2, every token different. The root and the spine are level 0, which sees itself causally; column i of
-# level 1 sees level 0 up to column i; column i of level 2 sees that and what is above it in level 1. A guess sees the
-# root and itself, and nobody sees a guess. X: sees.
-DRAWN = """
-              level 0     level 1     level 2    guess  guess
-             r 1 2 3 4   0 1 2 3 4   0 1 2 3 4   1 2 3  1 2 3
-
-level 0  r   X . . . .   . . . . .   . . . . .   . . .  . . .
-         1   X X . . .   . . . . .   . . . . .   . . .  . . .
-         2   X X X . .   . . . . .   . . . . .   . . .  . . .
-         3   X X X X .   . . . . .   . . . . .   . . .  . . .
-         4   X X X X X   . . . . .   . . . . .   . . .  . . .
-
-level 1  0   X . . . .   X . . . .   . . . . .   . . .  . . .
-         1   X X . . .   . X . . .   . . . . .   . . .  . . .
-         2   X X X . .   . . X . .   . . . . .   . . .  . . .
-         3   X X X X .   . . . X .   . . . . .   . . .  . . .
-         4   X X X X X   . . . . X   . . . . .   . . .  . . .
-
-level 2  0   X . . . .   X . . . .   X . . . .   . . .  . . .
-         1   X X . . .   . X . . .   . X . . .   . . .  . . .
-         2   X X X . .   . . X . .   . . X . .   . . .  . . .
-         3   X X X X .   . . . X .   . . . X .   . . .  . . .
-         4   X X X X X   . . . . X   . . . . X   . . .  . . .
-
-guess    1   X . . . .   . . . . .   . . . . .   X . .  . . .
-         2   X . . . .   . . . . .   . . . . .   X X .  . . .
-         3   X . . . .   . . . . .   . . . . .   X X X  . . .
-
-guess    1   X . . . .   . . . . .   . . . . .   . . .  X . .
-         2   X . . . .   . . . . .   . . . . .   . . .  X X .
-         3   X . . . .   . . . . .   . . . . .   . . .  X X X
-"""
-DRAWN_DEPTHS = [*(0, 1, 2, 3, 4), *(1, 2, 3, 4, 5), *(2, 3, 4, 5, 6), *(1, 2, 3), *(1, 2, 3)]
-
+# W=5, N=4, G=2, every token different.
 WINDOW = [[11, 12, 13, 14], [20, 21, 22, 23, 24], [30, 31, 32, 33, 34]]
 GUESSES = [[41, 42, 43], [51, 52, 53]]
 
 
-def read(drawing: str) -> list[str]:
-    """The rows of a drawn mask, one string of X and . each."""
-    rows = ["".join(mark for mark in line if mark in "X.") for line in drawing.splitlines()]
-    return [row for row in rows if row]
-
-
 def draw(mask: torch.Tensor) -> list[str]:
-    """A bool mask in the same form."""
+    """A bool mask as rows of X, which sees, and dots."""
     return ["".join("X" if seen else "." for seen in row) for row in mask.tolist()]
-
-
-def comb_with_guesses() -> tuple[TokenTree, list[list[int]]]:
-    tree = TokenTree(10)
-    cells = tree.grow_comb(WINDOW)
-    for guess in GUESSES:
-        tree.extend(0, guess)
-    return tree, cells
 
 
 def closure(parents: Sequence[int]) -> list[list[bool]]:
@@ -99,18 +51,16 @@ def parent_arrays(draw_from: st.DrawFn) -> list[int]:
     return [-1] + [draw_from(st.integers(0, node - 1)) for node in range(1, count)]
 
 
-def test_comb_is_the_published_lookahead_mask() -> None:
-    """A cell sits at level plus column, and below its column."""
-    tree, cells = comb_with_guesses()
-    assert draw(tree.mask()) == read(DRAWN)
-    assert tree.depths == DRAWN_DEPTHS
+def test_comb_is_the_published_lookahead_window() -> None:
+    """Level 0 is a spine behind the root, a cell of a later level hangs below the one above it in its column, and so
+    sees level 0 up to its column; a guess sees the root and itself, and nobody sees a guess."""
+    tree = TokenTree(10)
+    cells = tree.grow_comb(WINDOW)
+    for guess in GUESSES:
+        tree.extend(0, guess)
     assert cells == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]]
-    assert [tree.tokens[node] for node in cells[0]] == [10, *WINDOW[0]]
-    for level, nodes in enumerate(cells):
-        assert [tree.depths[node] for node in nodes] == [level + column for column in range(5)]
-        if level:
-            assert [tree.tokens[node] for node in nodes] == WINDOW[level]
-            assert [tree.parents[node] for node in nodes] == cells[level - 1]
+    assert tree.parents == [-1, *range(4), *range(10), 0, 15, 16, 0, 18, 19]
+    assert tree.tokens == [10, *(token for part in (*WINDOW, *GUESSES) for token in part)]
 
 
 def test_comb_cells_that_agree_are_one_node() -> None:

@@ -4,20 +4,16 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.graphs import counting
 from torch import nn
 
 from lookahead.models import fingerprint
-from lookahead.models.fingerprint import broken_weight, look_for_broken_weight
+from lookahead.models.fingerprint import broken_weight
 
 
 def test_weights_are_looked_at_once_and_again_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, looked = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), []
-
-    def look(module: nn.Module) -> str | None:
-        looked.append(module)
-        return look_for_broken_weight(module)
-
-    monkeypatch.setattr(fingerprint, "look_for_broken_weight", look)
+    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    looked = counting(monkeypatch, fingerprint, "look_for_broken_weight")
     for _ in range(3):
         assert broken_weight(module) is None
     assert len(looked) == 1

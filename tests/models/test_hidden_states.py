@@ -1,6 +1,5 @@
 """Hidden states are noted for the call that asked, in its thread, and no longer."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -62,19 +61,6 @@ def test_passes_inside_a_processor_are_not_noted() -> None:
     model, heads = counting(3)
     output = same_as_plain(model, prompts(2), Medusa(heads), max_new_tokens=21, logits_processor=[Thinks(model)])
     assert output.stats.mean_acceptance_length == pytest.approx(21 / 6)
-
-
-def test_two_threads() -> None:
-    """Calls on one model at the same time: each one's heads see its own passes."""
-    model, heads = counting(3)
-    strategy = Medusa(heads, [[0, 0, 0]])
-    inputs = [prompts(1, seed=seed) for seed in range(4)]
-    settings = {"do_sample": False, "max_new_tokens": 61, "return_dict_in_generate": True}
-    plain = [model.generate(**each, **settings).sequences.tolist() for each in inputs]
-    outputs = together(*(partial(model.generate, **each, lookahead_strategy=strategy, **settings) for each in inputs))
-    assert [output.sequences.tolist() for output in outputs] == plain
-    assert [output.stats.steps for output in outputs] == [16] * 4
-    assert hooks(model) == 0
 
 
 def test_hidden_states_of_other_threads_are_not_noted() -> None:

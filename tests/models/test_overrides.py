@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from helpers.encoder_decoders import seq2seq_model
 from helpers.marks import BATCH_AND_SAMPLE
-from helpers.models import F32, F64, VOCAB, fresh_model, initialised, prompts, run, same_as_plain, shared
+from helpers.models import F32, VOCAB, Tiny, fresh_model, made, prompts, run, same_as_plain, shared
+from helpers.models import MODELS as TINY
 from helpers.threads import together
 
 from jacobi import LookaheadError
@@ -20,48 +20,29 @@ from lookahead.support.route import route
 pytestmark = pytest.mark.usefixtures("augmented")
 
 _SIZES: dict[str, Any] = {"vocab_size": VOCAB, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None}
-_FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True, "multi_query": False}
+_WIDTHS = _SIZES | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+_DECODER = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "init_std": 0.3}
+_DECODER |= {"is_decoder": True, "is_encoder_decoder": False, "max_position_embeddings": 64}
+_DECODER |= {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+_FALCON = _WIDTHS | {"alibi": True, "multi_query": False}
+_ROFORMER = _WIDTHS | {"intermediate_size": 48, "max_position_embeddings": 64, "is_decoder": True, "pad_token_id": 0}
 _NEO = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+_NEO |= _SIZES | {"window_size": 6, "max_position_embeddings": 64}
 
-
-def slot_counters() -> dict[str, Any]:
-    """One model of each kind that counts slots; the last ones number their tokens by the cache's length."""
-    decoder = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "init_std": 0.3}
-    decoder |= {"is_decoder": True, "is_encoder_decoder": False, "max_position_embeddings": 64}
-    decoder |= {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    return {
-        "bart": initialised(transformers.BartConfig(**decoder)),
-        "marian": initialised(transformers.MarianConfig(**decoder, decoder_start_token_id=0)),
-        "bloom": initialised(transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, **_SIZES), dtype=F32),
-        "bloom 3 heads": initialised(
-            transformers.BloomConfig(hidden_size=24, n_layer=2, n_head=3, **_SIZES), dtype=F32
-        ),
-        "mpt": initialised(
-            transformers.MptConfig(d_model=32, n_layers=2, n_heads=4, max_seq_len=64, **_SIZES), dtype=F32
-        ),
-        "falcon": initialised(transformers.FalconConfig(**_FALCON, **_SIZES), dtype=F64),
-        "falcon eager": initialised(transformers.FalconConfig(**_FALCON, **_SIZES), dtype=F32, attention="eager"),
-        "roformer": initialised(
-            transformers.RoFormerConfig(
-                hidden_size=32,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                intermediate_size=48,
-                max_position_embeddings=64,
-                is_decoder=True,
-                pad_token_id=0,
-                **_SIZES,
-            ),
-            dtype=F32,
-        ),
-        "llama4": fresh_model("llama4", floor_scale=5),
-        "gpt_neo": initialised(
-            transformers.GPTNeoConfig(window_size=6, max_position_embeddings=64, **_NEO, **_SIZES), dtype=F32
-        ),
-    }
-
-
-MODELS = {name: shared(model) for name, model in slot_counters().items()}
+# One model of each kind that counts slots; the last ones number their tokens by the cache's length.
+SLOT_COUNTERS = {
+    "bart": Tiny("BartConfig", _DECODER),
+    "marian": Tiny("MarianConfig", _DECODER | {"decoder_start_token_id": 0}),
+    "bloom": Tiny("BloomConfig", _SIZES | {"hidden_size": 32, "n_layer": 2, "n_head": 4}, F32, None),
+    "bloom 3 heads": Tiny("BloomConfig", _SIZES | {"hidden_size": 24, "n_layer": 2, "n_head": 3}, F32, None),
+    "mpt": Tiny("MptConfig", _SIZES | {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}, F32, None),
+    "falcon": Tiny("FalconConfig", _FALCON),
+    "falcon eager": Tiny("FalconConfig", _FALCON, F32, "eager"),
+    "roformer": Tiny("RoFormerConfig", _ROFORMER, F32, None),
+    "llama4": Tiny("Llama4TextConfig", TINY["llama4"].fields | {"floor_scale": 5}, F32),
+    "gpt_neo": Tiny("GPTNeoConfig", _NEO, F32, None),
+}
+MODELS = {name: shared(made(recipe)) for name, recipe in SLOT_COUNTERS.items()}
 
 
 @pytest.mark.parametrize(("batch", "sample"), BATCH_AND_SAMPLE)
@@ -127,7 +108,7 @@ def test_the_self_test_needs_the_overrides(monkeypatch: pytest.MonkeyPatch) -> N
     """Without them, the self-test finds out: siblings would be counted one after the other."""
     monkeypatch.setattr("lookahead.models.families.registry.FAMILIES", ())
     for name in ("falcon", "gpt_neo"):
-        model = slot_counters()[name]
+        model = made(SLOT_COUNTERS[name])
         monkeypatch.setattr("lookahead.support.route.overrides_for", lambda model: ["none that work"])
         with pytest.raises(LookaheadError, match=r"the branches of a tree apart|did not run a pass with a tree"):
             model.generate(**prompts(1), max_new_tokens=8, use_lookahead=True)

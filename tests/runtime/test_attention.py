@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.graphs import chunked, counting
+from helpers.graphs import attended, chunked, counting
 from helpers.models import fresh_model, prompts, run, same_as_plain
 from torch import Tensor
 from torch.nn import functional
@@ -61,25 +61,6 @@ def test_packed_attention(groups: int, value_channels: int, nodes: int) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_the_wrapper_inside_and_outside_a_pass(groups: int) -> None:
-    """Both ways give the same numbers, and outside a pass the wrapper hands on what it was given."""
-    query, key, value, mask = example(groups)
-    module = torch.nn.Module()
-    module.num_key_value_groups = groups
-    before = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    with grouped_attention():
-        wrapper = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        assert wrapper is not before
-        outside, _ = wrapper(module, query, key, value, mask, scaling=0.3)
-        with tree_forward():
-            inside, _ = wrapper(module, query, key, value, mask, scaling=0.3)
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
-    expected = repeated(query, key, value, mask, 0.3).transpose(1, 2)
-    assert torch.allclose(inside, expected)
-    assert torch.equal(outside, before(module, query, key, value, mask, scaling=0.3)[0])
-
-
-@pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("slots", [9, 3000])
@@ -90,13 +71,8 @@ def test_every_way_through_the_wrapper(groups: int, nodes: int, dtype: torch.dty
     key, value = torch.randn(2, 2, 2, slots, 32, generator=generator).to(dtype)
     mask = torch.zeros(2, 1, nodes, slots, dtype=dtype)
     mask[1, :, :, :4] = torch.finfo(dtype).min
-    module = torch.nn.Module()
-    module.num_key_value_groups = groups
-    module.is_causal = False
     for given in [mask] if nodes > 1 else [mask, None]:
-        with grouped_attention(), tree_forward():
-            wrapper = ALL_ATTENTION_FUNCTIONS["sdpa"]
-            inside, _ = wrapper(module, query, key, value, given, scaling=0.3)
+        inside = attended(query, key, value, given, 0.3)
         hidden = torch.zeros_like(mask) if given is None else given
         expected = repeated(*(tensor.double() for tensor in (query, key, value, hidden)), 0.3).transpose(1, 2)
         assert inside.dtype == dtype
@@ -185,18 +161,9 @@ def long_example(
     return query, key, value, torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, chunk: int | None) -> Tensor:
-    """Through the wrapper, inside a pass."""
-    module: Any = torch.nn.Module()
-    module.num_key_value_groups, module.is_causal = query.shape[1] // key.shape[1], False
-    with grouped_attention(), tree_forward():
-        wrapper = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        if chunk is None:
-            output, _ = wrapper(module, query, key, value, mask, scaling=0.2)
-        else:
-            with chunked(chunk):
-                output, _ = wrapper(module, query, key, value, mask, scaling=0.2)
-    return output
+def in_chunks(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, chunk: int) -> Tensor:
+    with chunked(chunk):
+        return attended(query, key, value, mask, 0.2)
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
@@ -209,12 +176,12 @@ def test_chunks(dtype: torch.dtype, batch: int, groups: int, slots: int, channel
     """Even and odd spans, with chunks of which some row sees nothing."""
     for nodes in (1, 5):
         query, key, value, mask = long_example(dtype, batch, groups, nodes, slots, channels)
-        split = attended(query, key, value, mask, chunk)
-        exact = attended(*(tensor.double() for tensor in (query, key, value)), mask.double(), None)
+        split = in_chunks(query, key, value, mask, chunk)
+        exact = attended(*(tensor.double() for tensor in (query, key, value, mask)), 0.2)
         assert split.dtype == dtype
         assert split.shape == exact.shape
         torch.testing.assert_close(split.double(), exact, atol=CLOSE[dtype], rtol=CLOSE[dtype])
-        whole = attended(query, key, value, mask, slots)
+        whole = in_chunks(query, key, value, mask, slots)
         torch.testing.assert_close(whole.double(), exact, atol=CLOSE[dtype], rtol=CLOSE[dtype])
 
 
@@ -224,9 +191,9 @@ def test_rows_that_see_nothing_at_all(lowest: float) -> None:
     query, key, value, mask = long_example(torch.float32, 1, 2, 3, 256, 64)
     mask = torch.where(mask < 0, lowest, mask)
     mask[:, :, 1] = lowest
-    split = attended(query, key, value, mask, 64)
+    split = in_chunks(query, key, value, mask, 64)
     assert split.isfinite().all()
-    expected = attended(query, key, value, mask.clamp(min=-1e30), None)
+    expected = attended(query, key, value, mask.clamp(min=-1e30), 0.2)
     torch.testing.assert_close(split[:, [0, 2]], expected[:, [0, 2]], atol=2e-6, rtol=2e-6)
 
 
@@ -311,7 +278,7 @@ def test_how_the_kernel_of_an_accelerator_is_called(batch: int, nodes: int, slot
     key, value = torch.zeros(2, batch, 8, slots + 64, 128, dtype=torch.bfloat16, device="meta")[:, :, :, :slots]
     mask = torch.zeros(batch, 1, nodes, slots, dtype=torch.bfloat16, device="meta")
     for chunk in (512, slots):
-        output = attended(query, key, value, mask, chunk)
+        output = in_chunks(query, key, value, mask, chunk)
         assert output.shape == (batch, nodes, 32, 128)
         assert output.dtype == torch.bfloat16
 

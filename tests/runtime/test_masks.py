@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.models import registries, tiny_model
+from helpers.models import tiny_model
 from helpers.views import rules_of
 from torch import Tensor
 
@@ -36,67 +36,22 @@ def test_spans() -> None:
     assert all(slots <= span_of(slots) <= max(256, 1.5 * slots) for slots in range(1, 5000))
 
 
+def random_tree(rng: random.Random, nodes: int) -> TokenTree:
+    """Any tree of this size: chains, stars and everything between."""
+    tree = TokenTree(0)
+    while len(tree) < nodes:
+        tree.add(rng.randrange(max(0, len(tree) - 4), len(tree)), rng.randrange(1000))
+    return tree
+
+
 @pytest.mark.parametrize("nodes", [1, 7, 63, 64, 65, 130])
 def test_ancestor_words(nodes: int) -> None:
     """Bit by bit what the branch mask says, past the sign bit and past one word."""
-    rng = random.Random(nodes)
-    tree = TokenTree(0)
-    while len(tree) < nodes:
-        tree.add(rng.randrange(max(0, len(tree) - 5), len(tree)), rng.randrange(1000))
+    tree = random_tree(random.Random(nodes), nodes)
     words = torch.from_numpy(ancestor_words(tree.parents, 3).copy())
     bits = (words[..., None] >> torch.arange(64)) & 1
     assert torch.equal(bits.flatten(1)[:, :nodes].bool(), tree.mask())
     assert not bits.flatten(1)[:, nodes:].any()
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "llama4_flat"])
-def test_masks(name: str) -> None:
-    """The same as the dynamic path's, and nothing to be seen anywhere else."""
-    rng = random.Random(0)
-    rules = rules_of(tiny_model(name))
-    for _ in range(10):
-        trees = []
-        for _row in range(3):
-            tree = TokenTree(0)
-            for _node in range(rng.randint(0, 12)):
-                tree.add(rng.randrange(len(tree)), rng.randrange(1000))
-            trees.append(tree)
-        padding = [rng.choice([0, 3]) for _ in trees]
-        lengths = [pad + rng.randint(1, 20) for pad in padding]
-        base, width = max(lengths), max(map(len, trees))
-        starts = torch.tensor(lengths)[:, None] - torch.tensor(padding)[:, None]
-        depths = torch.zeros((3, 16), dtype=torch.long)
-        for row, tree in enumerate(trees):
-            depths[row, : len(tree)] = torch.tensor(tree.depths)
-        columns = torch.arange(64)
-        history = (columns >= torch.tensor(padding)[:, None]) & (columns < torch.tensor(lengths)[:, None])
-
-        def coordinates(
-            _: Any, depths: Tensor = depths, starts: Tensor = starts, padding: Any = padding, base: int = base
-        ) -> Any:
-            nodes = (starts + depths)[:, :width]  # noqa: B023
-            return nodes, torch.cat([torch.arange(base) - torch.tensor(padding)[:, None], nodes], dim=1)
-
-        buffer = MaskBuffer(3, torch.float32, torch.device("cpu"))
-        expected = tree_masks(rules, trees, base, history[:, :base].numpy(), coordinates, buffer)
-        static = StaticBuffers(3, torch.float32, torch.device("cpu"))
-        static.reserve(Extent(0, 0, 64), at_once=True)
-        static.padding.copy_(torch.tensor(padding))
-        static.shown[:] = columns >= torch.tensor(padding)[:, None]
-        inputs = static.inputs_of(16)
-        inputs.send(trees, [0] * 3, lengths, base, [[] for _ in trees])
-        masks = static.masks(rules, inputs, base + inputs.counting, static.mask_of(16, 64))
-        if not isinstance(masks, dict):
-            masks, expected = {None: masks}, {None: expected}
-        assert set(masks) == set(expected)
-        for kind, mask in masks.items():
-            assert mask.shape == (3, 1, 16, 64)
-            for row, tree in enumerate(trees):
-                nodes = len(tree)
-                assert torch.equal(mask[row, 0, :nodes, : base + width], expected[kind][row, 0, :nodes])
-                assert (mask[row, 0, :, base + 16 :] < 0).all()
-                # What fills up a bucket sees itself, so that no kernel divides nothing by nothing.
-                assert torch.equal(mask[row, 0, nodes:, base : base + 16] == 0, torch.eye(16, dtype=torch.bool)[nodes:])
 
 
 class Elsewhere(MaskBuffer):
@@ -119,10 +74,7 @@ def test_a_mask_buffer(batch: int, kind: type[MaskBuffer]) -> None:
     for row, length in enumerate(lengths):
         visible[row, rng.randrange(length) : length] = True
     for _ in range(120):
-        trees = [TokenTree(0) for _ in range(batch)]
-        for tree in trees:
-            for _node in range(rng.choice([0, 2, 9, 30])):
-                tree.add(rng.randrange(len(tree)), rng.randrange(1000))
+        trees = [random_tree(rng, rng.choice([1, 3, 10, 31])) for _ in range(batch)]
         base = max(lengths)
         history = visible[:, :base]
         fresh = tree_masks(rules, trees, base, history, no_places, MaskBuffer(batch, torch.float32, device))
@@ -137,14 +89,6 @@ def test_a_mask_buffer(batch: int, kind: type[MaskBuffer]) -> None:
 def no_places(trees: Any) -> Any:
     """Where nodes and slots are, which a causal model does not ask."""
     pytest.fail("not asked")
-
-
-def random_tree(rng: random.Random, nodes: int) -> TokenTree:
-    """Any tree of this size: chains, stars and everything between."""
-    tree = TokenTree(0)
-    while len(tree) < nodes:
-        tree.add(rng.randrange(max(0, len(tree) - 4), len(tree)), rng.randrange(1000))
-    return tree
 
 
 class Rows:
@@ -247,6 +191,35 @@ def test_against_the_loop(name: str, kinds: dict[str | None, tuple[str, int]], b
                 assert torch.equal(seen(mask, rows), expected)
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "llama4_flat"])
+def test_static_masks(name: str) -> None:
+    """The same as the dynamic path's, and nothing to be seen anywhere else."""
+    rules = rules_of(tiny_model(name))
+    for seed in range(10):
+        rows = Rows(random.Random(seed), 3)
+        buffer = MaskBuffer(3, torch.float32, torch.device("cpu"))
+        expected = tree_masks(rules, rows.trees, rows.base, rows.history(), rows.coordinates, buffer)
+        static = StaticBuffers(3, torch.float32, torch.device("cpu"))
+        static.reserve(Extent(0, 0, 64), at_once=True)
+        static.padding.copy_(torch.tensor(rows.padding))
+        static.shown[:] = torch.arange(64) >= torch.tensor(rows.padding)[:, None]
+        inputs = static.inputs_of(16)
+        inputs.send(rows.trees, [0] * 3, rows.lengths, rows.base, [[] for _ in rows.trees])
+        masks = static.masks(rules, inputs, rows.base + inputs.counting, static.mask_of(16, 64))
+        if not isinstance(masks, dict):
+            masks, expected = {None: masks}, {None: expected}
+        assert set(masks) == set(expected)
+        for kind, mask in masks.items():
+            assert mask.shape == (3, 1, 16, 64)
+            for row, tree in enumerate(rows.trees):
+                nodes = len(tree)
+                assert torch.equal(mask[row, 0, :nodes, : rows.base + rows.width], expected[kind][row, 0, :nodes])
+                assert (mask[row, 0, :, rows.base + 16 :] < 0).all()
+                # What fills up a bucket sees itself, so that no kernel divides nothing by nothing.
+                own = mask[row, 0, nodes:, rows.base : rows.base + 16]
+                assert torch.equal(own == 0, torch.eye(16, dtype=torch.bool)[nodes:])
+
+
 def test_no_history_mask() -> None:
     """Without padding every slot below the base is history."""
     tree = TokenTree.from_paths(5, [[1, 2], [3]])
@@ -260,15 +233,6 @@ def test_no_history_mask() -> None:
         "TTTTT.",  # 1 2
         "TTT..T",  # 3
     ]
-
-
-def test_rules_leave_no_trace() -> None:
-    """Asking for them registers nothing and changes no config."""
-    for name in ("llama", "mistral", "gemma3", "llama4"):
-        model = tiny_model(name)
-        before = registries(), model.config.to_dict(), model.config._attn_implementation
-        rules_of(model)
-        assert (registries(), model.config.to_dict(), model.config._attn_implementation) == before
 
 
 def test_rules_are_not_asked_about_texts_that_every_layer_sees_whole() -> None:

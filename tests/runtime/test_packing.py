@@ -232,23 +232,16 @@ def test_a_trial_measures_and_compares(
     model = fresh_model("llama", vocab_size=512).to(dtype)  # its output layer is the largest
     groups = groups_of(model)
     shapes = set(map(shapes_of, groups))
-    tried = []
-    compared = packing._compared
-
-    def noting(group: Any, packed: torch.Tensor, rounds: int) -> Any:
-        tried.append((shapes_of(group), rounds))
-        return compared(group, packed, rounds)
-
-    monkeypatch.setattr(packing, "_compared", noting)
+    tried = counting(monkeypatch, packing, "_compared")
     found = packing.Packing()
     with torch.inference_mode():
         packing._try(found, groups)
     assert found.gain is not None
     assert 0.0 <= found.gain < 1.0
     assert (found.cost_ms > 0.0) == bool(found.singles) == (found.gain > 0.0)
-    whole = {shape for shape, _ in tried}
+    whole = {shapes_of(group) for group, _, _ in tried}
     assert whole == shapes if large else whole == {shapes_of(groups[2])}, groups
-    assert {count for _, count in tried} == {rounds}
+    assert {count for _, _, count in tried} == {rounds}
     assert found.singles.keys() <= shapes
 
 

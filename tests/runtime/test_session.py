@@ -4,7 +4,6 @@ import pytest
 import torch
 from helpers.models import prompts, tiny_model
 from transformers import DynamicCache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from jacobi import TokenTree
 from lookahead.models.names import CACHE
@@ -31,15 +30,3 @@ def test_against_plain_passes(name: str, seen: int, static: bool) -> None:
         plain = model(input_ids=torch.cat([ids, torch.tensor([branch, branch])], dim=1)).logits
         torch.testing.assert_close(logits[:, nodes], plain[:, ids.shape[1] :])
     assert past.get_seq_length() == seen
-
-
-@torch.no_grad()
-def test_the_attention_function_is_put_back() -> None:
-    """Also after a pass that failed."""
-    model, before = tiny_model("llama"), ALL_ATTENTION_FUNCTIONS["sdpa"]
-    prompt = prompts(1)["input_ids"]
-    with pytest.raises(ValueError, match="ours"), bare_model(model, prompt, 16) as fused:
-        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not before
-        fused.forward([TokenTree(1)])
-        raise ValueError("ours")
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before

@@ -1,9 +1,6 @@
 """Calls with static shapes: the same text, buffers that wait for the next call, and where they cannot be used."""
 
-import gc
 import random
-import weakref
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +10,6 @@ from helpers.marks import BATCH_AND_SAMPLE
 from helpers.models import MODELS, counting_model, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
 from helpers.mtp import deepseek
 from helpers.refusals import refuses
-from helpers.threads import together
 from helpers.views import buffers_of, tree_view
 from torch import Tensor
 from transformers import DynamicCache, Gemma3nTextConfig, StaticCache
@@ -198,29 +194,6 @@ def test_leftovers_do_no_harm(made: list[TreeModel]) -> None:
     for buffer in waiting(model)[0].stock:
         buffer.fill_(torch.nan)
     same_as_plain(model, prompts(1), SMALL, max_new_tokens=20)
-
-
-def test_a_model_is_let_go(made: list[TreeModel]) -> None:
-    """What waits for a model does not keep it alive."""
-    model = fresh_model("llama")
-    run(model, prompts(1), max_new_tokens=8, do_sample=False, lookahead_strategy=SMALL)
-    made.clear()
-    gone = weakref.ref(model)
-    del model
-    gc.collect()
-    assert gone() is None
-
-
-def test_two_calls_at_once(made: list[TreeModel]) -> None:
-    """They never share a buffer, and both write plain decoding's text."""
-    model = fresh_model("llama")
-    settings = {"max_new_tokens": 40, "do_sample": False}
-    inputs = [prompts(1, 10, seed) for seed in range(4)]
-    plain = [model.generate(**prompt, **settings).tolist() for prompt in inputs]
-    texts = together(*(partial(model.generate, **each, lookahead_strategy=SMALL, **settings) for each in inputs))
-    assert [text.tolist() for text in texts] == plain
-    places = [buffer.data_ptr() for arena in waiting(model) for buffer in arena.stock]
-    assert len(set(places)) == len(places)
 
 
 @torch.no_grad()

@@ -14,11 +14,11 @@ from helpers.drafting import TableSource
 from helpers.graphs import counting
 from helpers.marks import few
 from helpers.models import MODELS, SIZES, fresh_model, prompts, same_as_plain
+from helpers.streaming import Puts
 from helpers.threads import together
 from torch import Tensor, nn
 from torch.jit._state import _python_cu
 from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM
-from transformers.generation.streamers import BaseStreamer
 from transformers.models.ministral3 import modeling_ministral3
 
 from lookahead import Jacobi, Lookahead, quantize
@@ -175,24 +175,19 @@ def test_traces_that_another_call_makes() -> None:
     inner = [True]
     found: list[TracedExecutor] = []
 
-    class Streamer(BaseStreamer):
-        """Writes another text in the middle of this one."""
-
-        def put(self, value: Tensor) -> None:
-            if inner and (value.numel() == 1):
-                inner.pop()
-                warmed(model)
-                model.generate(**prompts(1), max_new_tokens=8, do_sample=False, use_lookahead=True)
-
-        def end(self) -> None:
-            """Nothing to do."""
+    def write(count: int) -> None:
+        """Another text in the middle of this one."""
+        if inner and count > 1:
+            inner.pop()
+            warmed(model)
+            model.generate(**prompts(1), max_new_tokens=8, do_sample=False, use_lookahead=True)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracing, "LOOKS", 1000)  # this call makes none
         start = TracedExecutor.__init__
         patch.setattr(TracedExecutor, "__init__", lambda self, *args: (found.append(self), start(self, *args))[1])
         settings: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "use_lookahead": True}
-        model.generate(**prompts(1), streamer=Streamer(), **settings)
+        model.generate(**prompts(1), streamer=Puts(write), **settings)
     assert found[0].traces is known(model) and known(model).made
     assert found[0].route == "traced"
 
@@ -234,18 +229,6 @@ def test_weights_are_read_anew() -> None:
     model.lm_head.weight = nn.Parameter(-model.lm_head.weight.detach())
     again = same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=24).sequences
     assert again.tolist() == before.tolist()
-
-
-def test_settings_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that is told to do something else has no traces yet."""
-    monkeypatch.setattr(tracing, "LOOKS", 1000)  # nor are any made in the middle
-    model = fresh_model("llama")
-    before = warmed(model)
-    assert before.made
-    model.model.layers[0].self_attn.scaling *= 3.0
-    same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=24)
-    assert known(model) is not before
-    assert not known(model).made
 
 
 def test_nothing_is_left_behind() -> None:

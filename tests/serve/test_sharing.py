@@ -3,19 +3,16 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.serving import NAME, PROMPT, Asked, bundled, client, engine, plain, served, wait_until
-from transformers import LogitsProcessorList
+from helpers.serving import NAME, PROMPT, Asked, bundled, client, engine, in_a_thread, plain, served, wait_until
 
 from lookahead import Lookahead
 from lookahead.draft.memory import exchange
-from lookahead.serve.plans import LogProbs
 from lookahead.serve.server import Server
 from lookahead.sources.learned import Learned
 
@@ -74,19 +71,6 @@ def test_log_probabilities_are_of_the_models_own_logits() -> None:
     assert "output_logits" not in job.plan.settings
 
 
-def test_log_probabilities_keep_one_line() -> None:
-    logs, chosen = LogProbs(2), [3, 1, 4]
-    lines = torch.randn(3, 8)
-    text = [0]
-    for line, token in zip(lines, chosen, strict=True):
-        assert torch.equal(LogitsProcessorList([logs])(torch.tensor([text]), line[None]), line[None])
-        text.append(token)
-    expected = torch.log_softmax(lines, -1)
-    found = logs.all(chosen)
-    assert [log for log, _ in found] == pytest.approx([float(expected[at, token]) for at, token in enumerate(chosen)])
-    assert [[token for token, _ in others] for _, others in found] == expected.topk(2).indices.tolist()
-
-
 @pytest.mark.parametrize("memory", [True, False])
 def test_nothing_is_remembered_where_that_is_asked(memory: bool) -> None:
     """Neither keys and values, of which ``cached_tokens`` would tell, nor what drafts have learnt."""
@@ -134,30 +118,13 @@ class Idle:
     def cut(self) -> None: ...
 
 
-@contextmanager
-def running(application: Any, client_timeout: float) -> Iterator[int]:
-    ports: list[int] = []
-    begun = threading.Event()
-
-    def tell(port: int) -> None:
-        ports.append(port)
-        begun.set()
-
-    server = Server(
-        application, Idle(), host="127.0.0.1", port=0, log_level="error", client_timeout=client_timeout, begun=tell
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        assert begun.wait(30)
-        yield ports[0]
-    finally:
-        server.should_exit = True
-        thread.join(30)
+def impatient(application: Any, client_timeout: float) -> Server:
+    settings: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "log_level": "error"}
+    return Server(application, Idle(), client_timeout=client_timeout, **settings)
 
 
 def test_connections_that_say_nothing_are_closed() -> None:
-    with running(lambda *given: None, 0.3) as port:
+    with in_a_thread(impatient(lambda *given: None, 0.3)) as port:
         for head in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\nA: "):
             with socket.create_connection(("127.0.0.1", port), timeout=30) as slow:
                 if head:
@@ -183,7 +150,10 @@ def test_streams_that_nobody_reads_are_closed() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    with running(endless, 0.3) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as deaf:
+    with (
+        in_a_thread(impatient(endless, 0.3)) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as deaf,
+    ):
         deaf.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert left.wait(60)
 
@@ -198,7 +168,10 @@ def test_a_stream_that_is_read_slowly_goes_on() -> None:
             await asyncio.sleep(0.3)
         await send({"type": "http.response.body", "body": b"end"})
 
-    with running(slow, 0.4) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as patient:
+    with (
+        in_a_thread(impatient(slow, 0.4)) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as patient,
+    ):
         patient.sendall(b"GET / HTTP/1.0\r\nHost: x\r\n\r\n")
         told = b""
         while part := patient.recv(1000):

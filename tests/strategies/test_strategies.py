@@ -86,7 +86,6 @@ REFUSED: dict[Any, list[tuple[dict[str, Any], str]]] = {
         ({"ngram_size": 0}, r"Lookahead\(ngram_size=\) must be at least 1: got 0"),
         ({"verification_set_size": -1}, r"Lookahead\(verification_set_size=\) must be at least 0: got -1"),
         ({"ngram_size": 1}, r"ngram_size=1\) is plain decoding.*got window_size=7, verification_set_size=7"),
-        ({"ngram_size": 1, "window_size": 1}, r"plain decoding.*got window_size=1, verification_set_size=7"),
         ({"ngram_size": 1, "verification_set_size": 0}, r"plain decoding.*got window_size=7, verification_set_size=0"),
         ({"window_size": "7"}, r"window_size=\) must be a whole number: got '7' of type str"),
         ({"window_size": 7.0}, r"window_size=\) must be a whole number: got 7.0 of type float"),
@@ -102,12 +101,9 @@ REFUSED: dict[Any, list[tuple[dict[str, Any], str]]] = {
             {"mode": "slide"},
             r"Jacobi\(mode=\) must be one of 'jacobi', 'gauss-seidel', 'hybrid', 'sliding': got 'slide'",
         ),
-        ({"mode": None}, r"Jacobi\(mode=\) must be one of .*: got None"),
         ({"block_size": 0}, r"Jacobi\(block_size=\) must be at least 1: got 0"),
         ({"block_size": True}, r"block_size=\) must be a whole number: got True of type bool"),
-        ({"block_size": 4.5}, r"block_size=\) must be a whole number: got 4.5 of type float"),
         ({"block_size": None}, r"Jacobi\(mode='sliding'\) needs a block_size of at least 1: got None"),
-        ({"block_size": None, "mode": "hybrid"}, r"Jacobi\(mode='hybrid'\) needs a block_size"),
         ({"initial_guess": "random"}, r"initial_guess=\) must be one of 'text', 'tail', 'pad': got 'random'"),
         ({"initial_guess": ()}, r"initial_guess=\) must be 'text', 'tail', 'pad' or a list of token ids: got \(\)"),
         ({"initial_guess": (1, -1)}, r"list of token ids: got \(1, -1\)"),
@@ -131,15 +127,12 @@ COMMON_REFUSED: list[tuple[dict[str, Any], str]] = [
         {"verification": "traversal"},
         r"(Lookahead|Jacobi)\(verification=\) must be one of 'exact', 'rejection': got 'traversal'",
     ),
-    ({"verification": None}, r"(Lookahead|Jacobi)\(verification=\) must be one of 'exact', 'rejection': got None"),
     (
         {"verification": ["exact"]},
         r"(Lookahead|Jacobi)\(verification=\) must be one of 'exact', 'rejection': got \['exact'\]",
     ),
     ({"stats": "all"}, r"(Lookahead|Jacobi)\(stats=\) must be one of 'none', 'summary', 'detailed': got 'all'"),
-    ({"stats": True}, r"(Lookahead|Jacobi)\(stats=\) must be one of .*: got True"),
     ({"seed": 1.5}, r"(Lookahead|Jacobi)\(seed=\) must be a whole number: got 1.5 of type float"),
-    ({"seed": True}, r"(Lookahead|Jacobi)\(seed=\) must be a whole number: got True of type bool"),
 ]
 
 
@@ -258,12 +251,6 @@ def test_jacobi_tails_are_branches(chain: bool) -> None:
     _, steps = decode(drafter, hashed(3, 4, 2), [1, 2, 3], 30)
     assert max(max(step.trees[0].depths) for step in steps) > 4
     assert any(len(step.trees[0]) > max(step.trees[0].depths) + 1 for step in steps) is not chain
-
-
-def test_jacobi_guess_must_be_in_the_vocabulary() -> None:
-    strategy = Jacobi(initial_guess=(1, 5))
-    refuses("holds token 5: this model's vocabulary ends at 4", strategy.drafter, row([1]))
-    strategy.drafter(row([1], vocab_size=6))
 
 
 @examples(60)

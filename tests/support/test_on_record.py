@@ -8,7 +8,6 @@ import torch
 import transformers
 from helpers.hybrids import CHAIN, PLAIN, fresh_hybrid, known
 from helpers.models import fresh_model, prompts, same_as_plain
-from helpers.refusals import refuses
 from transformers import LlamaForCausalLM
 
 from lookahead.models.conformance import recorded_version
@@ -93,11 +92,3 @@ def test_other_versions_are_not_on_record(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.undo()
     model = fresh_model("llama")
     assert is_on_record(model, ModelTraits.of(model))
-
-
-def test_a_stranger_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any pass of the text."""
-    why = "It mixes branches up. Drop use_lookahead for this model."
-    monkeypatch.setattr(self_test, "tree_verdict", lambda *_: (why, True))
-    model = STRANGERS["derived"](fresh_model("llama"))
-    refuses("mixes branches up", model.generate, **prompts(1), max_new_tokens=16, use_lookahead=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import fresh_model, prompts, run, same_as_plain, same_tokens
+from helpers.models import fresh_model, initialised, prompts, run, same_as_plain, same_tokens, tiny_model
 from helpers.refusals import refuses
 from peft import PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import GenerationMixin, LlamaForCausalLM
@@ -97,8 +97,7 @@ class Prepares(LlamaForCausalLM):
 
 
 def test_a_class_of_ones_own() -> None:
-    model = Prepares(fresh_model("llama").config).double().eval()
-    model.generation_config.pad_token_id = 0
+    model = initialised(tiny_model("llama").config, kind=Prepares)
     same_as_plain(model, prompts(2), max_new_tokens=20)
     assert replaced_step(model) is None
     model.prepare_inputs_for_generation = moved(model.prepare_inputs_for_generation)
@@ -164,8 +163,7 @@ class Loops(LlamaForCausalLM):
 
 
 def test_a_model_that_changes_the_number_of_its_caches_layers() -> None:
-    model = Loops(fresh_model("llama").config).eval()
-    model.generation_config.pad_token_id = 0
+    model = initialised(tiny_model("llama").config, kind=Loops)
     ours = same_as_plain(model, prompts(2), max_new_tokens=12, do_sample=True)
     reason = "Loops changes its cache's 2 layers to 4 in a pass"
     assert ours.stats.plain == {reason: 1} and verdict(model) == ("plain", reason)

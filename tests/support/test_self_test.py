@@ -1,19 +1,16 @@
 """Models that do not do what they are told are found out by the self-test."""
 
-import gc
-import weakref
 from typing import Any
 
 import pytest
 import torch
 from helpers.hybrids import CHAIN, counting_hybrid, fresh_hybrid, hybrid, known
-from helpers.models import fresh_model, prompts, same_as_plain, tiny_model
+from helpers.models import F32, fresh_model, initialised, prompts, same_as_plain, tiny_model
 from helpers.refusals import Passes, refused, refuses, unchanged
 from transformers import LlamaForCausalLM, Qwen3NextForCausalLM
 
 from lookahead import Lookahead, LookaheadError
 from lookahead.models.names import CACHE
-from lookahead.support import self_test
 from lookahead.support.route import route, verdict
 from lookahead.support.route import self_test as self_test_of
 
@@ -56,8 +53,7 @@ class Stumbles(LlamaForCausalLM):
 )
 def test_the_self_test(kind: type[LlamaForCausalLM], match: str, passes: Passes) -> None:
     """Such a model is found out by a few passes over made-up tokens, once; then it is refused without any."""
-    model = kind(tiny_model("llama").config).double().eval()
-    model.generation_config.pad_token_id = 0
+    model = initialised(tiny_model("llama").config, kind=kind)
     seen = passes(model)
     with unchanged(model), pytest.raises(LookaheadError, match=match):
         model.generate(**prompts(1), max_new_tokens=8, use_lookahead=True)
@@ -84,19 +80,6 @@ def test_the_self_test_runs_once(passes: Passes) -> None:
     model.set_attn_implementation("eager")
     assert test_passes() > 0
     assert test_passes() == 0
-
-
-def test_verdicts_are_held_weakly() -> None:
-    """A model that is gone leaves nothing behind, whichever way its verdict went."""
-    good, bad = fresh_model("llama"), IgnoresMasks(tiny_model("llama").config).eval()
-    good.generate(**prompts(2), max_new_tokens=4, use_lookahead=True)
-    with pytest.raises(LookaheadError):
-        bad.generate(**prompts(1), max_new_tokens=4, use_lookahead=True)
-    assert all(self_test._verdicts.of(model) for model in (good, bad))
-    watched = [weakref.ref(good), weakref.ref(bad)]
-    del good, bad
-    gc.collect()
-    assert [ref() for ref in watched] == [None, None]
 
 
 def test_a_model_in_training_mode() -> None:
@@ -142,8 +125,7 @@ class KeepsItsState(Qwen3NextForCausalLM):
 @pytest.mark.parametrize("kind", [StartsAnew, StartsAnewInLongPasses, KeepsItsState])
 def test_the_self_test_of_linear_drafts(kind: type[Qwen3NextForCausalLM]) -> None:
     """States that several tokens leave out, forget or do not write are found; the call falls back."""
-    model = kind(hybrid("qwen3_next").config).eval()
-    model.generation_config.pad_token_id = 0
+    model = initialised(hybrid("qwen3_next").config, dtype=F32, kind=kind)
     way, reason = route(model)
     assert way == "plain" and "scores or states differ" in str(reason)
 
@@ -162,9 +144,8 @@ class Unrecorded(Qwen3NextForCausalLM):
 
 
 def of_kind(kind: type[Qwen3NextForCausalLM], like: Any, dtype: torch.dtype = torch.float32) -> Any:
-    model = kind(like.config).eval().to(dtype)
+    model = initialised(like.config, dtype=dtype, kind=kind)
     model.load_state_dict(like.state_dict())
-    model.generation_config.pad_token_id = 0
     return model
 
 

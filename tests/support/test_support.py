@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from accelerate import cpu_offload
 from helpers.encoder_decoders import seq2seq_model
 from helpers.knowing import known
 from helpers.marks import few
@@ -15,7 +14,7 @@ from helpers.models import F32, VOCAB, fresh_model, initialised, prompts, run, s
 from helpers.refusals import refuses
 from helpers.threads import together
 from torch import Tensor, nn
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from lookahead import Jacobi, Lookahead, LookaheadError
 from lookahead.models.names import CACHE
@@ -110,8 +109,7 @@ def test_a_decoding_loop_of_the_models_own(settings: dict[str, Any]) -> None:
 
 def test_something_around_the_decoding_loop() -> None:
     """It stays around ours."""
-    model = AroundTheLoop(tiny_model("llama").config).double().eval()
-    model.generation_config = GenerationConfig(pad_token_id=0)
+    model = initialised(tiny_model("llama").config, kind=AroundTheLoop)
     output = same_as_plain(model, prompts(1), Lookahead(window_size=3, seed=0), max_new_tokens=8)
     assert output.stats is not None and not output.stats.plain
     assert model.calls == 2
@@ -156,11 +154,7 @@ def vision_model(kind: str) -> Any:
     if kind == "Qwen3VL":
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
     config = getattr(transformers, f"{kind}Config")(text_config=sizes, vision_config=vision, **tokens)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).double().eval()
-    model.generation_config = GenerationConfig(pad_token_id=0)
-    return model
+    return initialised(config, kind=getattr(transformers, f"{kind}ForConditionalGeneration"))
 
 
 def picture(model: Any) -> dict[str, Tensor]:
@@ -227,14 +221,11 @@ def crossing_model() -> Any:
     vision |= {"intermediate_size": 16, "image_size": 8, "patch_size": 4, "max_num_tiles": 1, "vision_output_dim": 32}
     vision |= {"supported_aspect_ratios": [[1, 1]], "intermediate_layers_indices": [0]}
     config = transformers.MllamaConfig(text_config=text, vision_config=vision, image_token_index=VOCAB - 1)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = transformers.MllamaForConditionalGeneration(config)
+    model = initialised(config, kind=transformers.MllamaForConditionalGeneration)
     for name, parameter in model.named_parameters():
         if name.endswith("_gate"):  # 0 at first: the image would say nothing
             parameter.data.fill_(1.0)
-    model.generation_config = GenerationConfig(pad_token_id=0)
-    return model.to(torch.float64).eval()
+    return model
 
 
 def test_images_that_are_attended_to() -> None:
@@ -359,16 +350,3 @@ def test_static_caches_whose_spare_slots_are_seen() -> None:
             for cache, use in (("static", False), ("static", True), (None, False))
         ]
         assert texts[0] == texts[1] != texts[2]
-
-
-def test_a_model_of_which_every_part_is_offloaded() -> None:
-    """Its weights are nowhere between passes, and it still says where it takes its tokens."""
-    model, twin = fresh_model("llama"), fresh_model("llama")
-    cpu_offload(model, execution_device="cpu")
-    assert model.device.type == "meta" and ModelTraits.of(model).device.type == "cpu"
-    for sample in (False, True):
-        settings = {"do_sample": sample, "max_new_tokens": 20}
-        expected = run(twin, prompts(2), **settings)[0]
-        for strategy in (None, Lookahead(nodes=8)):
-            found = run(model, prompts(2), use_lookahead=True, lookahead_strategy=strategy, **settings)[0]
-            assert found.tolist() == expected.tolist()

@@ -57,39 +57,6 @@ def test_a_worked_example() -> None:
     assert nucleus(torch.tensor([0.2, 0.5, 0.3]).log(), 0.4).tolist() == [False, True, False]
 
 
-def test_any_shape() -> None:
-    """Each line of a tensor is judged on its own."""
-    scores = torch.randn(3, 4, 9, generator=torch.Generator().manual_seed(0))
-    for rule in (lambda lines: typical(lines, 0.09, 0.3), lambda lines: nucleus(lines, 0.8)):
-        whole = rule(scores)
-        assert whole.dtype is torch.bool and whole.shape == scores.shape
-        for row in range(3):
-            for place in range(4):
-                assert whole[row, place].tolist() == rule(scores[row, place]).tolist()
-
-
-@examples(100)
-@given(SCORES)
-def test_the_most_likely_token_may_always_follow(scores: list[float]) -> None:
-    """At whatever temperature; and near 0 it is the only one."""
-    best = max(range(len(scores)), key=lambda token: scores[token])
-    for temperature in (0.2, 1.0, 5.0):
-        line = torch.tensor(scores) / temperature
-        assert typical(line, 0.09, 0.3)[best]
-        assert nucleus(line, 0.8)[best]
-    runner_up = sorted(scores)[-2] if len(scores) > 1 else -math.inf
-    if scores[best] - runner_up > 1e-3:
-        line = torch.tensor(scores, dtype=torch.float64) / 1e-5
-        alone = [token == best for token in range(len(scores))]
-        assert typical(line, 0.09, 0.3).tolist() == nucleus(line, 0.8).tolist() == alone
-
-
-def test_excluded_tokens_are_never_kept() -> None:
-    scores = torch.tensor([0.0, -math.inf, 0.0])
-    assert typical(scores, 0.99, 0.3).tolist() == [True, False, True]
-    assert nucleus(scores, 1.0).tolist() == [True, False, True]
-
-
 TREES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=0, max_size=8).map(
     lambda paths: TokenTree.from_paths(9, paths)
 )

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.acceptance import Accepts, slow_nucleus, slow_typical, softmax
+from helpers.calls import LengthIs
 from helpers.distributions import chi_square
 from helpers.medusa import counting, random_heads
 from helpers.models import VOCAB, fresh_model, prompts, run, tiny_model
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process
 
 from jacobi import LookaheadError
@@ -284,26 +285,14 @@ def test_scores_and_logits_are_those_of_the_text(batch: int) -> None:
     assert output.stats.mean_acceptance_length > 1.5
 
 
-class Halts(StoppingCriteria):
-    """Remembers what it was asked about, and ends the text at a length."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.asked: list[list[int]] = []
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        self.asked.append(input_ids[0].tolist())
-        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
-
-
 def test_a_rule_is_asked_token_by_token() -> None:
     """About the text alone, never about a path that was not written."""
     model, heads = counting(4, sharpness=4.0)
-    rule = Halts(21)
+    rule = LengthIs(21)
     output = lossy(model, prompts(1), Medusa(heads, acceptance="typical"), max_new_tokens=40, stopping_criteria=[rule])
     text = output.sequences[0].tolist()
     assert len(text) == 21
-    assert rule.asked == [text[:length] for length in range(13, 22)]
+    assert rule.shown == [[text[:length]] for length in range(13, 22)]
     assert output.stats.steps < 9
 
 
@@ -326,8 +315,8 @@ def test_processors_of_the_callers_own() -> None:
     assert output.stats.mean_acceptance_length > 1.5
     with pytest.raises(LookaheadError, match=r"Doubled may look at the whole batch: got 2 rows.*acceptance='exact'"):
         lossy(model, prompts(2), strategy, **settings)
-    with pytest.raises(LookaheadError, match="Halts may look at the whole batch"):
-        lossy(model, prompts(2), strategy, max_new_tokens=5, stopping_criteria=[Halts(20)])
+    with pytest.raises(LookaheadError, match="LengthIs may look at the whole batch"):
+        lossy(model, prompts(2), strategy, max_new_tokens=5, stopping_criteria=[LengthIs(20)])
 
 
 def test_processors_with_a_state_are_refused(passes: Callable[[Any], list[int]]) -> None:
