@@ -208,27 +208,27 @@ def _split(found: Row) -> Row:
 
 
 def first_calls(bench: Bench, count: int, budget: Budget) -> Iterator[Row]:
-    """The first call of a process, its second, and those after: fresh processes in turn, no prompt twice in one."""
+    """Calls of fresh processes in turn, no prompt twice in one. The first process ever finds nothing on disk."""
     load = {"model": str(bench.folder.resolve()) if bench.folder else None, "dtype": bench.dtype}
     load |= {"device": bench.model.device.type, "threads": torch.get_num_threads()}
     asked: list[list[int]] = [unit.inputs["input_ids"][0].tolist() for unit in bench.units(0, len(bench.prompts))]
     answers: dict[str, dict[str, list[list[Row]]]] = {mode: {"plain": [], "auto": []} for mode in TEMPERATURES[:2]}
-    for turn, mode in watched(bench.console, "first calls", list(product(range(count), answers))):
-        if budget.over(part="first", mode=mode, process=turn):
-            continue
-        for name in in_turn(answers[mode], turn):
-            arguments = {"max_new_tokens": bench.new_tokens, **MODES[mode], **METHODS[name]}
-            prompts = [asked[(turn * CALLS + place) % len(asked)] for place in range(CALLS)]
-            requests = [{"prompt": prompt, "seed": turn, "arguments": arguments} for prompt in prompts]
-            with tempfile.TemporaryDirectory() as cache, Side(ROOT, cache) as side:
-                side.ask(load)
-                answers[mode][name].append([side.ask(request) for request in requests])
+    with tempfile.TemporaryDirectory() as cache:
+        for turn, mode in watched(bench.console, "first calls", list(product(range(count), answers))):
+            if budget.over(part="first", mode=mode, process=turn):
+                continue
+            for name in in_turn(answers[mode], turn):
+                same = {"seed": turn, "arguments": {"max_new_tokens": bench.new_tokens, **MODES[mode], **METHODS[name]}}
+                with Side(ROOT, f"{cache}/{mode}") as side:
+                    side.ask(load)
+                    places = [(turn * CALLS + place) % len(asked) for place in range(CALLS)]
+                    answers[mode][name].append([side.ask({"prompt": asked[place], **same}) for place in places])
     for mode, found in answers.items():
         pairs = [list(zip(*both, strict=True)) for both in zip(found["plain"], found["auto"], strict=True)]
-        for call, places in {"first": [0], "second": [1], "later": range(2, CALLS)}.items():
-            held = [process[place] for process in pairs for place in places]
-            if held:
-                yield {"mode": mode, "call": call, **_first(held), "processes": len(pairs)}
+        kinds = {"first ever": (pairs[:1], [0]), "first": (pairs[1:], [0]), "second": (pairs[1:], [1])}
+        for call, (processes, places) in {**kinds, "later": (pairs, range(2, CALLS))}.items():
+            if held := [process[place] for process in processes for place in places]:
+                yield {"mode": mode, "call": call, **_first(held), "processes": len(processes)}
 
 
 def _first(held: list[tuple[Row, Row]]) -> Row:
