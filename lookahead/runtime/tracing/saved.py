@@ -28,11 +28,13 @@ _VERSIONED = ("transformers.", "torch.", "lookahead.")  # modules of classes tha
 
 def file_of(model: PreTrainedModel, traces: Traces, kind: Kind, packed: Packed | None) -> Path | None:
     """Where a trace is kept; None = nowhere."""
-    if not all(type(module).__module__.startswith(_VERSIONED) for module in model.modules()):
+    kinds = [f"{type(module).__module__}.{type(module).__qualname__}" for module in model.modules()]
+    if not all(name.startswith(_VERSIONED) for name in kinds):
         return None
     parts, limits = packed or Packed({})
-    weights = [(name, part.dtype, *part.shape, id(part) in parts) for name, part in model.named_parameters()]
-    code = transformers.__version__, f"{type(model).__module__}.{type(model).__qualname__}", model.config.to_dict()
+    held = *model.named_parameters(), *model.named_buffers()
+    weights = [(name, part.dtype, *part.shape, id(part) in parts) for name, part in held]
+    code = transformers.__version__, kinds, model.config.to_dict()
     about = *code, traces.key, astuple(kind), weights, repr(limits), kernels()
     try:
         return cache_file("trace", json.dumps(about, default=str)).with_suffix(".pt")
