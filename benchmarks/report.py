@@ -250,14 +250,14 @@ def summary(found: dict[str, list[Document]], links: dict[str, str], flag: str) 
     """BENCHMARKS.md: pretrained models' speedups and losses, and how to repeat them."""
     parts = ["# Benchmarks", f"Written by `python -m benchmarks.report{flag}` from `benchmarks/results/*.json`."]
     parts += [INTRODUCTION.strip("\n"), "\n".join(f"- [{title}]({link})" for title, link in links.items())]
-    parts += ["## Pretrained models"] if found["real"] else []
-    for document in found["real"]:
+    parts += ["## Pretrained models"] if (raced := [each for each in found["real"] if each["rows"]]) else []
+    for document in raced:
         parts += [f"{home(document)}:", speedups(document["rows"], LENGTHS)]
     for document in found["gpu"]:
         if rows := [row for row in races(document) if row["model"] in MODELS]:
             parts += [f"{document['machine']['gpu']}:", speedups(rows, "model, race")]
-    if found["real"]:
-        parts += ["## Where it loses", "\n".join(losses("real", found["real"]))]
+    if raced:
+        parts += ["## Where it loses", "\n".join(losses("real", raced))]
     scripts = [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))]
     commands = [match[0] for script in scripts if (match := re.search("^    python .*$", script, re.M))]
     return "\n\n".join([*parts, "## Commands", "\n".join(commands)]) + "\n"
