@@ -15,6 +15,7 @@ the time hardly rises with the first nodes of a tree. int4 (groups of 32 inputs 
 bits a weight) takes less memory. Its kernel goes row by row: fast for one, slow for a prompt.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import exp
@@ -80,8 +81,9 @@ class QuantisedLinear(nn.Module):
             outputs = outputs + self.bias
         return outputs.to(input.dtype).reshape(shape)
 
+    @abstractmethod
     def _product(self, input: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Outputs without the bias."""
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"

@@ -245,10 +245,8 @@ def _due(model: PreTrainedModel, traces: Traces, packed: Packed | None = None) -
     has left is due as soon as its kind was missed a few times."""
     if traces.failure is not None or not call_times(model).passes_count:
         return {}
-    least = min(_COST, _LOADED)
-    missed = {
-        kind: some for kind, some in list(traces.missed.items()) if kind not in traces.made and some.passes >= least
-    }
+    unmade = {kind: some for kind, some in list(traces.missed.items()) if kind not in traces.made}
+    missed = {kind: some for kind, some in unmade.items() if some.passes >= min(_COST, _LOADED)}
     if not missed:
         return {}
     python_ms, due = _PYTHON_MS * sum(1 for _ in model.modules()), dict[Kind, float]()
@@ -273,9 +271,8 @@ def _make(model: PreTrainedModel, traces: Traces, settings: Any, due: list[Kind]
             return
         traces.settings = settings
         for kind in due:
-            made = traces.made.get(kind) or record(
-                model, kind, traces.taps, packed, file_of(model, traces, kind, packed)
-            )
+            file = file_of(model, traces, kind, packed)
+            made = traces.made.get(kind) or record(model, kind, traces.taps, packed, file)
             if traces.failure is None:  # which another call may have found meanwhile
                 traces.made[kind] = made
                 for oldest in list(traces.made)[:-MOST_PASSES]:  # which have to pay anew
