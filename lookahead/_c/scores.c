@@ -49,10 +49,10 @@ reach(const float *line, float least)
 }
 
 WIDE void
-widen(const uint16_t *line, float *wide, Py_ssize_t count)
+widen(const uint16_t *line, Kind kind, float *wide, Py_ssize_t count)
 {
     for (Py_ssize_t at = 0; at < count; at++)
-        wide[at] = widened(line[at]);
+        wide[at] = widened(line[at], kind);
 }
 
 WIDE void
@@ -144,7 +144,7 @@ best_of(PyObject *module, PyObject *args)
     for (Py_ssize_t at = 0; at < given->lines && !PyErr_Occurred(); at++) {
         Best best = {line_of(values, at), line_of(ids, at), 0, values->length};
         if (wide != NULL)
-            widen(line_of(given, at), wide, given->length);
+            widen(line_of(given, at), BFLOAT16, wide, given->length);
         find_best(wide != NULL ? wide : line_of(given, at), given->length, &best);
     }
     PyMem_Free(wide);

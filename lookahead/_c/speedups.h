@@ -70,34 +70,40 @@ void find_best(const float *line, Py_ssize_t vocab, Best *best);
 void chances_of(const float *logits, float best, float scale, float *chances, Py_ssize_t count);
 double sum_of_chances(const float *logits, Py_ssize_t vocab, float best, float scale);
 
-/* bfloat16 as float32, and back, to the nearest. */
+typedef enum { BFLOAT16, FLOAT16, SINGLE } Kind; /* of numbers; of those of two bytes torch's names */
+
+/* Numbers of two bytes as float32, and back, to the nearest. */
 static inline float
-widened(uint16_t number)
+widened(uint16_t number, Kind kind)
 {
     union { uint32_t bits; float value; } one = {(uint32_t)number << 16};
-    return one.value;
+    if (kind == BFLOAT16)
+        return one.value;
+    one.bits = (one.bits & 0x80000000u) | (one.bits & 0x7fffffffu) >> 3; /* of exponent, float16 has three bits less */
+    return one.value * 0x1p112f;
 }
 
 static inline uint16_t
-narrowed(float number)
+narrowed(float number, Kind kind)
 {
-    union { float value; uint32_t bits; } one = {number};
-    return (uint16_t)((one.bits + 0x7fff + ((one.bits >> 16) & 1)) >> 16);
+    const int less = kind == FLOAT16 ? 13 : 16;
+    union { float value; uint32_t bits; } one = {kind == FLOAT16 ? number * 0x1p-112f : number};
+    uint32_t size = one.bits & 0x7fffffffu, most = kind == FLOAT16 ? 0x7c00 : 0x7fff;
+    size = (size + (1u << (less - 1)) - 1 + (size >> less & 1)) >> less;
+    return (uint16_t)(one.bits >> 16 & 0x8000) | (uint16_t)Py_MIN(size, most);
 }
 
-void widen(const uint16_t *line, float *wide, Py_ssize_t count);
+void widen(const uint16_t *line, Kind kind, float *wide, Py_ssize_t count);
 
-typedef struct { /* what happens to logits before a draw, as lookahead.sources.perturbed.Draw.warp says it */
-    double temperature, top_p, min_p;
-    Py_ssize_t top_k;
-} Warp;
+/* What happens to logits before a draw, as lookahead.sources.perturbed.Draw.warp says it. */
+typedef struct { double temperature, top_p, min_p; Py_ssize_t top_k; } Warp;
 
 /* For O& of PyArg_ParseTuple: temperature, top_k, top_p and min_p. */
 int read_warp(PyObject *given, void *warp);
 
 typedef struct { /* a tensor of torch's */
     int64_t axes, *sizes, *strides, last; /* numbers of the last axis, which lie side by side */
-    int is_wide;                          /* of four bytes, else of two */
+    Kind kind;                            /* SINGLE: of four bytes, maybe whole ones */
     char *data;
 } View;
 
@@ -106,12 +112,12 @@ static inline void *
 line_in(const View *of, int64_t sequence, int64_t head, int64_t node)
 {
     int64_t first = of->sizes[0] > 1 ? sequence * of->strides[0] : 0;
-    return of->data + (first + head * of->strides[1] + node * of->strides[2]) * (of->is_wide ? 4 : 2);
+    return of->data + (first + head * of->strides[1] + node * of->strides[2]) * (of->kind == SINGLE ? 4 : 2);
 }
 
-/* Attention in bfloat16 of queries [batch, head, node, channel]; then keys, values, mask (of no size if there is none)
- * and sequences as lookahead.runtime.ordered_attention says, and the output, like queries. Not 0 if they do not fit
- * together, or without memory. */
+/* Attention in numbers of two bytes of queries [batch, head, node, channel]; then keys, values, mask (of no size if
+ * there is none) and sequences as lookahead.runtime.ordered_attention says, and the output, like queries. Not 0 if they
+ * do not fit together, or without memory. */
 int attend(const View *tensors, float scale);
 
 /* Append an item and give its reference away; -1 and an error if it is NULL. */

@@ -53,9 +53,9 @@ def obstacle() -> str | None:
 def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Whether :func:`attend` takes these."""
     given = [query, key, value, *(() if mask is None else (mask,))]
-    plain = all(each.dtype == torch.bfloat16 and each.device.type == "cpu" for each in given)
+    plain = all(each.dtype == query.dtype and each.device.type == "cpu" for each in given)
     shown = mask is None or mask.shape[1] == 1
-    return plain and shown and key.shape == value.shape
+    return plain and query.dtype.itemsize == 2 and shown and key.shape == value.shape
 
 
 def attend(
