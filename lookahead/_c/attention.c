@@ -152,9 +152,12 @@ attend_tile(const Attention *of, Tile *tile, Py_ssize_t number)
         add_values(tile, count, of->padded);
     }
     for (Py_ssize_t row = 0; row < tile->rows; row++) {
-        uint16_t *into = line_in(of->tensors + OUTPUT, sequence, tile->heads[row], tile->nodes[row]);
-        for (Py_ssize_t at = 0; at < size; at++)
-            into[at] = narrowed(tile->sums[row * of->padded + at] / tile->whole[row], of->kind);
+        void *into = line_in(of->tensors + OUTPUT, sequence, tile->heads[row], tile->nodes[row]);
+        float *sums = tile->sums + row * of->padded, whole = tile->whole[row];
+        for (Py_ssize_t at = 0; at < size && of->kind == FLOAT16; at++)
+            ((Half *)into)[at] = (Half)(sums[at] / whole);
+        for (Py_ssize_t at = 0; at < size && of->kind == BFLOAT16; at++)
+            ((uint16_t *)into)[at] = narrowed(sums[at] / whole);
     }
 }
 

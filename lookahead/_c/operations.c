@@ -37,9 +37,9 @@ view(Value given, View *of, int64_t axes, int whole)
     int failed = aoti_torch_get_dim(from, &of->axes) | aoti_torch_get_sizes(from, &of->sizes) |
                  aoti_torch_get_strides(from, &of->strides) | aoti_torch_get_dtype(from, &dtype) |
                  aoti_torch_get_data_ptr(from, (void **)&of->data);
-    of->kind = dtype == aoti_torch_dtype_bfloat16() ? BFLOAT16 : dtype == aoti_torch_dtype_float16() ? FLOAT16 : SINGLE;
-    if (of->kind == SINGLE)
-        failed |= dtype != (whole ? aoti_torch_dtype_int32() : aoti_torch_dtype_float32());
+    const int half = dtype == aoti_torch_dtype_float16() && sizeof(Half) == 2;
+    of->kind = half ? FLOAT16 : dtype == aoti_torch_dtype_bfloat16() ? BFLOAT16 : SINGLE;
+    failed |= of->kind == SINGLE && dtype != (whole ? aoti_torch_dtype_int32() : aoti_torch_dtype_float32());
     if (failed || of->axes < 1 || (axes && of->axes != axes))
         return 0;
     of->last = of->sizes[of->axes - 1];
@@ -59,25 +59,25 @@ answer(Value *stack, int inputs, Handle made)
 }
 
 static inline float
-number_at(const char *from, int64_t at, Kind kind)
+number_at(const char *from, int64_t at, int is_wide)
 {
-    return kind == SINGLE ? ((const float *)from)[at] : widened(((const uint16_t *)from)[at], kind);
+    return is_wide ? ((const float *)from)[at] : widened(((const uint16_t *)from)[at]);
 }
 
 /* What a number is once its tensor holds it. */
 static inline float
-held(float value, Kind kind)
+held(float value, int is_wide)
 {
-    return kind == SINGLE ? value : widened(narrowed(value, kind), kind);
+    return is_wide ? value : widened(narrowed(value));
 }
 
 static inline void
-put_number(char *to, int64_t at, float value, Kind kind)
+put_number(char *to, int64_t at, float value, int is_wide)
 {
-    if (kind == SINGLE)
+    if (is_wide)
         ((float *)to)[at] = value;
     else
-        ((uint16_t *)to)[at] = narrowed(value, kind);
+        ((uint16_t *)to)[at] = narrowed(value);
 }
 
 /* A line's sum in the order of torch's kernel: vectors of so many lanes, some side by side, in a cascade of levels. */
@@ -118,11 +118,11 @@ sum_in(const float *line, int64_t size, const int lanes)
 WIDE static void
 norm_line(char *line, const View *weight, float epsilon, int64_t lanes, int64_t less, float *room)
 {
-    const Kind kind = weight->kind;
+    const int is_wide = weight->kind == SINGLE;
     const int64_t size = weight->last;
     float *squares = room + size;
     for (int64_t at = 0; at < size; at++) {
-        room[at] = number_at(line, at, kind);
+        room[at] = number_at(line, at, is_wide);
         squares[at] = room[at] * room[at];
     }
     float sum = lanes == 4   ? sum_in(squares, size, 4)
@@ -130,8 +130,8 @@ norm_line(char *line, const View *weight, float epsilon, int64_t lanes, int64_t 
                              : sum_in(squares, size, 16);
     float scale = 1.0f / sqrtf(sum / (float)size + epsilon);
     for (int64_t at = 0; at < size; at++) {
-        float factor = number_at(weight->data, at, kind), scaled = room[at] * scale;
-        put_number(line, at, less ? scaled * (1.0f + factor) : factor * held(scaled, kind), kind);
+        float factor = number_at(weight->data, at, is_wide), scaled = room[at] * scale;
+        put_number(line, at, less ? scaled * (1.0f + factor) : factor * held(scaled, is_wide), is_wide);
     }
 }
 
@@ -149,7 +149,7 @@ normed(Value *stack, uint64_t inputs, uint64_t outputs)
     int64_t step = 1;
     for (int64_t axis = sound ? rows.axes : 0; axis-- > 0; step *= rows.sizes[axis])
         sound &= rows.sizes[axis] == 1 || rows.strides[axis] == step;
-    if (sound && rows.kind == weight.kind && weight.last == rows.last && rows.last)
+    if (sound && rows.kind == weight.kind && rows.kind != FLOAT16 && weight.last == rows.last && rows.last)
         room = malloc(2 * rows.last * sizeof(float));
     if (room != NULL && !aoti_torch_clone((Handle)stack[0], &copy) && view((Value)copy, &made, 0, 0))
         for (int64_t at = 0; at < step; at += rows.last)
@@ -160,19 +160,19 @@ normed(Value *stack, uint64_t inputs, uint64_t outputs)
 }
 
 WIDE static void
-rotate_line(const char *line, const char *cosines, const char *sines, char *into, int64_t size, Kind kind)
+rotate_line(const char *line, const char *cosines, const char *sines, char *into, int64_t size, int is_wide)
 {
     float wide[CHANNELS], across[CHANNELS];
     for (int64_t at = 0; at < size; at++)
-        wide[at] = number_at(line, at, kind);
+        wide[at] = number_at(line, at, is_wide);
     for (int64_t at = 0; at < size / 2; at++) {
         across[at] = -wide[at + size / 2];
         across[at + size / 2] = wide[at];
     }
     for (int64_t at = 0; at < size; at++)
-        across[at] = held(across[at] * number_at(sines, at, kind), kind);
+        across[at] = held(across[at] * number_at(sines, at, is_wide), is_wide);
     for (int64_t at = 0; at < size; at++)
-        put_number(into, at, held(wide[at] * number_at(cosines, at, kind), kind) + across[at], kind);
+        put_number(into, at, held(wide[at] * number_at(cosines, at, is_wide), is_wide) + across[at], is_wide);
 }
 
 /* rotated(states, cosines, sines): rotary positions of states [batch, head, node, channel], by angles [batch or 1, 1,
@@ -183,7 +183,7 @@ rotated(Value *stack, uint64_t inputs, uint64_t outputs)
     View each[3], made;
     Handle copy = NULL;
     int sound = view(stack[0], each, 4, 0) & view(stack[1], each + 1, 4, 0) & view(stack[2], each + 2, 4, 0) &&
-                each->last <= CHANNELS;
+                each->last <= CHANNELS && each->kind != FLOAT16;
     for (int at = 1; sound && at < 3; at++)
         sound = each[at].kind == each->kind && each[at].last == each->last && each->last % 2 == 0 &&
                 each[at].sizes[1] == 1 && each[at].sizes[2] == each->sizes[2] &&
@@ -194,7 +194,7 @@ rotated(Value *stack, uint64_t inputs, uint64_t outputs)
                 for (int64_t head = 0; head < each->sizes[1]; head++)
                     rotate_line(line_in(each, row, head, node), line_in(each + 1, row, 0, node),
                                 line_in(each + 2, row, 0, node), line_in(&made, row, head, node), each->last,
-                                each->kind);
+                                each->kind == SINGLE);
     answer(stack, 3, copy);
 }
 

@@ -20,7 +20,7 @@
 #elif __GNUC__ < 12
 #define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
-#define WIDE __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+#define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #endif
 #define BLOCK 64
 
@@ -70,30 +70,29 @@ void find_best(const float *line, Py_ssize_t vocab, Best *best);
 void chances_of(const float *logits, float best, float scale, float *chances, Py_ssize_t count);
 double sum_of_chances(const float *logits, Py_ssize_t vocab, float best, float scale);
 
-typedef enum { BFLOAT16, FLOAT16, SINGLE } Kind; /* of numbers; of those of two bytes torch's names */
 
-/* Numbers of two bytes as float32, and back, to the nearest. */
+/* bfloat16 as float32, and back, to the nearest. */
 static inline float
-widened(uint16_t number, Kind kind)
+widened(uint16_t number)
 {
     union { uint32_t bits; float value; } one = {(uint32_t)number << 16};
-    if (kind == BFLOAT16)
-        return one.value;
-    one.bits = (one.bits & 0x80000000u) | (one.bits & 0x7fffffffu) >> 3; /* of exponent, float16 has three bits less */
-    return one.value * 0x1p112f;
+    return one.value;
 }
 
 static inline uint16_t
-narrowed(float number, Kind kind)
+narrowed(float number)
 {
-    const int less = kind == FLOAT16 ? 13 : 16;
-    union { float value; uint32_t bits; } one = {kind == FLOAT16 ? number * 0x1p-112f : number};
-    uint32_t size = one.bits & 0x7fffffffu, most = kind == FLOAT16 ? 0x7c00 : 0x7fff;
-    size = (size + (1u << (less - 1)) - 1 + (size >> less & 1)) >> less;
-    return (uint16_t)(one.bits >> 16 & 0x8000) | (uint16_t)Py_MIN(size, most);
+    union { float value; uint32_t bits; } one = {number};
+    return (uint16_t)((one.bits + 0x7fff + ((one.bits >> 16) & 1)) >> 16);
 }
 
-void widen(const uint16_t *line, Kind kind, float *wide, Py_ssize_t count);
+#ifdef __FLT16_MAX__
+typedef _Float16 Half;
+#else
+typedef float Half; /* this compiler has no float16 */
+#endif
+typedef enum { BFLOAT16, FLOAT16, SINGLE } Kind; /* of numbers */
+void widen(const void *line, Kind kind, float *wide, Py_ssize_t count);
 
 /* What happens to logits before a draw, as lookahead.sources.perturbed.Draw.warp says it. */
 typedef struct { double temperature, top_p, min_p; Py_ssize_t top_k; } Warp;

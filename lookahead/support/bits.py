@@ -121,7 +121,7 @@ def _obstacle(model: PreTrainedModel, traits: ModelTraits, route: str) -> str | 
         return f"{traits.name} is given drafts by the route of a {route}, through attention of its own"
     if traits.attention != "sdpa" or not getattr(model, "_supports_attention_backend", False):
         return f"the attention of {traits.name} ({traits.attention}) is code of its own"
-    return ordered_attention.obstacle() or ordered_attention.left_out(model) or _odd_part(model)
+    return ordered_attention.obstacle(traits.dtype) or ordered_attention.left_out(model) or _odd_part(model)
 
 
 def _odd_part(model: PreTrainedModel) -> str | None:
