@@ -7,8 +7,8 @@ from jacobi import Path, Successors, TokenTree
 from lookahead.sources.base import Candidate
 
 
-class Place:
-    """A place in a draft: ``taken`` since the ``matcher``'s; and candidates of this and the next tokens, once asked."""
+class GrammarPlace:
+    """A place in a draft, by tokens ``taken`` since the ``matcher``'s; what may follow is ``ahead``, once asked."""
 
     __slots__ = ("ahead", "matcher", "taken")
 
@@ -17,7 +17,8 @@ class Place:
 
 
 class ForcedSource:
-    """Candidates that a grammar leaves no choice about, at the keys of objects for example::
+    """Candidates that a grammar leaves no choice about, at the keys of objects for example; and which of other sources'
+    candidates it allows::
 
         schema   {"properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, ...}
         text     {"name": "Ann
@@ -34,23 +35,32 @@ class ForcedSource:
 
     def __init__(self, matcher: Any, tokenizer: Any) -> None:
         self._matcher, self._tokenizer = matcher, tokenizer
+        self._asked = self.root()
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         """Nothing: the grammar is one of what is written."""
 
-    def root(self) -> Place:
-        return Place(self._matcher)
+    def root(self) -> GrammarPlace:
+        return GrammarPlace(self._matcher)
 
-    def step(self, state: Place, token: int) -> Place:
-        ahead = state.ahead[1:] if state.ahead and state.ahead[0][0] == token else None
-        return Place(state.matcher, (*state.taken, token), ahead or None)
+    def step(self, state: GrammarPlace, token: int) -> GrammarPlace:
+        ahead = state.ahead[1:] if state.ahead and state.ahead[0] == (token, 0) else None
+        return GrammarPlace(state.matcher, (*state.taken, token), ahead or None)
 
-    def propose(self, state: Place) -> list[Candidate]:
+    def propose(self, state: GrammarPlace) -> list[Candidate]:
         if state.ahead is None:
             state.ahead = self._ahead(state)
+        self._asked = state
         return state.ahead[:1]
 
-    def _ahead(self, state: Place) -> list[Candidate]:
+    def allowed(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those that may follow where it was asked last."""
+        state = self._asked
+        if state.taken:  # what was forced on the way here goes on, or nothing of the grammar does
+            return [candidate for candidate in candidates if (candidate[0], 0) in (state.ahead or ())[:1]]
+        return [candidate for candidate in candidates if state.matcher.validate_tokens(candidate[:1])]
+
+    def _ahead(self, state: GrammarPlace) -> list[Candidate]:
         if state.taken:
             taken, state.taken, state.matcher = state.taken, (), state.matcher.deep_copy()
             if state.matcher.try_consume_tokens(list(taken)) < len(taken):  # nothing of the grammar
@@ -59,7 +69,8 @@ class ForcedSource:
         if forced := state.matcher.compute_ff_tokens():
             return [(token, 0) for token in forced]
         if state.matcher.is_stopped():
-            return [(self._tokenizer.eos_token, 0)]
+            ends = self._tokenizer.eos_tokens
+            return [(token, int(len(ends) > 1)) for token in ends]
         return [(token, 1) for token in self._tokenizer.tokenize_bytes(state.matcher.compute_ff_bytes())]
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
