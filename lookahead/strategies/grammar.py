@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from jacobi import LookaheadError
-from lookahead._per_model import PerModel, latest
+from lookahead._per_model import PerModel
 from lookahead.sources.forced import ForcedSource
+from lookahead.sources.vocabularies import is_tokenizer
 
 # JSON as Python's json.dumps writes it, which models have read most of. Spaces where any may stand force nothing.
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -60,23 +61,20 @@ class Grammar(LogitsProcessor):
         eos_token_id: int | Sequence[int] | None = None,
     ) -> None:
         schema = {"type": "object"} if json_object else None
-        kinds = {
-            "json_object": schema,
-            "json_schema": json_schema,
-            "regex": regex,
-            "grammar": grammar,
-            "choice": choice,
-        }
+        kinds = {"json_object": schema, "json_schema": json_schema, "regex": regex, "grammar": grammar}
+        kinds["choice"] = choice
         given = {kind: what for kind, what in kinds.items() if what is not None}
         if len(given) != 1:
             got = " and ".join(given) or "none"
             raise LookaheadError(f"A grammar is given as one of {', '.join(kinds)}: got {got}.")
+        if not is_tokenizer(tokenizer):
+            raise LookaheadError(f"Grammar() takes the model's tokenizer first: got a {type(tokenizer).__name__}.")
         ends = tokenizer.eos_token_id if eos_token_id is None else eos_token_id
         key = tuple(ends) if isinstance(ends, list | tuple) else (ends,)
-        compiler = latest(_compilers.of(tokenizer), key, partial(_Compiler, tokenizer, key))
+        kept = _compilers.of(tokenizer)
+        compiler = kept[key] = kept.get(key) or _Compiler(tokenizer, key)
         ((kind, what),) = given.items()
-        text = what if isinstance(what, str) else json.dumps(what)
-        self._matcher, self._tokenizer = compiler.compiled(kind, text), compiler.tokenizer
+        self._matcher, self._tokenizer = compiler.compiled(kind, _text(kind, what)), compiler.tokenizer
         self._walks: list[_Walk] = []
         self._prompts: set[bytes] = set()
         self._begin = self._most = 0  # tokens of the prompts, and of the longest text that was seen
@@ -94,6 +92,8 @@ class Grammar(LogitsProcessor):
                 bits = np.frombuffer(walk.matcher.compute_bitmask(), np.uint8)
                 known = np.unpackbits(bits, count=min(8 * len(bits), len(line)), bitorder="little")
                 line[: len(known)] = known
+            elif walk.matcher.is_error():
+                raise LookaheadError(f"llguidance gives this grammar up: {walk.matcher.get_error()[:200]}.")
             else:  # it has ended, or was never one
                 line[:] = True
         return scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -torch.inf)
@@ -111,6 +111,17 @@ class Grammar(LogitsProcessor):
             self._walks += [_Walk(self._matcher.deep_copy()) for _ in range(rows - len(self._walks))]
         self._most = max(self._most, width)
         return [text[self._begin :].tolist() for text in texts]
+
+
+def _text(kind: str, what: Any) -> str:
+    """A grammar as text; what is no text is JSON."""
+    texts = what if kind == "choice" and isinstance(what, list | tuple) and what else [what]
+    if not kind.startswith("json") and not all(isinstance(each, str) for each in texts):
+        raise LookaheadError(f"{kind} must be {'texts' if kind == 'choice' else 'text'}: got {what!r:.80}.")
+    try:
+        return what if isinstance(what, str) and kind != "choice" else json.dumps(texts if kind == "choice" else what)
+    except (RecursionError, TypeError, ValueError) as error:
+        raise LookaheadError(f"{kind} must be JSON, or text: {error}.") from error
 
 
 class _Walk:
@@ -168,7 +179,7 @@ class _Compiler:
         except (ValueError, TypeError) as error:
             wrong = str(error)
         if wrong:
-            raise LookaheadError(f"The {kind} cannot be compiled: {wrong[:300]}. Got {text[:100]!r}.")
+            raise LookaheadError(f"The {kind} cannot be compiled: {' '.join(wrong.split())[:300]}. Got {text[:100]!r}.")
         return matchers(self.tokenizer, grammar, log_level=0)
 
 
