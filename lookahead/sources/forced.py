@@ -57,7 +57,7 @@ class ForcedSource:
         """Those that may follow where it was asked last."""
         state = self._asked
         if state.taken:  # what was forced on the way here goes on, or nothing of the grammar does
-            only = [token for token, _ in (state.ahead or ())[:1]]
+            only = [candidate[0] for candidate in (state.ahead or ())[:1]]
         elif state.matcher.is_stopped():
             only = self._tokenizer.eos_tokens
         else:

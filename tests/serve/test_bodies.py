@@ -127,7 +127,7 @@ def test_null_is_as_if_left_out() -> None:
     [
         *((path, field) for path in (CHAT, TEXT) for field in (
             {"tool_choice": "required"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-            {"web_search_options": {}}, {"structural_tag": {}}, {"guided_whitespace_pattern": " "}, {"ignore_eos": True},
+            {"web_search_options": {}}, {"structural_tag": {}}, {"guided_whitespace_pattern": ""}, {"ignore_eos": True},
             {"best_of": 3}, {"suffix": "x"}, {"reasoning_effort": "low"}, {"stop_token_ids": [1]}, {"bad_words": ["a"]},
             {"logits_processors": ["x"]}, {"use_beam_search": True}, {"chat_template_kwargs": {"a": 1}},
             {"skip_special_tokens": False}, {"function_call": {"name": "f"}}, {"functions": [{}]}, {"grammar": "x"},

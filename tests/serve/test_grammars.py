@@ -88,7 +88,7 @@ def test_openai_s_client_parses_and_streams(openai: OpenAI) -> None:
     ("field", "param", "told"),
     [
         ({"response_format": {"type": "xml"}}, "response_format", "Input should be 'text', 'json_object'"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}}, "response_format", "Invalid"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, "response_format", "dictionary"),
         ({"guided_json": {"type": "x"}}, "guided_json", "Invalid type: x"),
         ({"guided_json": 5}, "guided_json", "cannot be compiled"),
         ({"guided_regex": "("}, "guided_regex", "unclosed group"),

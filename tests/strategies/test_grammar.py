@@ -52,7 +52,7 @@ SCHEMAS: dict[str, tuple[Any, Callable[[Any], bool]]] = {
     ),
     "empty array": ({"type": "array", "maxItems": 0}, lambda found: found == []),
     "any of": ({"anyOf": [thing(a=DIGIT), {"type": "null"}]}, lambda found: found is None or list(found) == ["a"]),
-    "one of": ({"oneOf": [thing(kind={"const": "a"}), thing(kind={"const": "b"})]}, lambda found: found["kind"] in "ab"),
+    "one of": ({"oneOf": [thing(kind={"const": "a"}), thing(kind={"const": "b"})]}, lambda it: it["kind"] in "ab"),
     "all of": (
         {"allOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 7}]},
         lambda found: 3 <= found <= 7,
@@ -61,7 +61,7 @@ SCHEMAS: dict[str, tuple[Any, Callable[[Any], bool]]] = {
     "bounds": ({"type": "integer", "minimum": -20, "exclusiveMaximum": -5}, lambda found: -20 <= found < -5),
     "multiple": ({"type": "integer", "minimum": 10, "maximum": 99, "multipleOf": 7}, lambda found: found % 7 == 0),
     "number": ({"type": "number", "minimum": 1, "maximum": 2, "multipleOf": 0.25}, lambda found: 1 <= found <= 2),
-    "pattern": ({"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}, lambda found: re.fullmatch("[A-Z]{2}-\\d{3}", found)),
+    "pattern": ({"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}, lambda it: re.fullmatch("[A-Z]{2}-\\d{3}", it)),
     "format": ({"type": "string", "format": "date"}, lambda found: re.fullmatch("\\d{4}-\\d\\d-\\d\\d", found)),
     "lengths": ({"type": "string", "minLength": 3, "maxLength": 5}, lambda found: 3 <= len(found) <= 5),
     "references": (LINKED, lambda found: found["head"]["size"] <= 9 and set(found) == {"head", "tail"}),
