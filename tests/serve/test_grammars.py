@@ -16,25 +16,18 @@ from lookahead.serve.plans import Limits, RequestPlanner
 
 pytest.importorskip("llguidance", reason="grammars need the extra 'grammar'")
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 10}, "on": {"type": "boolean"}},
-    "required": ["name", "on"],
-    "additionalProperties": False,
-}
+PROPERTIES = {"name": {"type": "string", "maxLength": 10}, "on": {"type": "boolean"}}
+SCHEMA = {"type": "object", "properties": PROPERTIES, "required": ["name", "on"], "additionalProperties": False}
+SCHEMA_OF_OPENAI = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
 FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"response_format": {"type": "json_object"}}, {"json_object": True}),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}},
-        {"json_schema": SCHEMA},
-    ),
+    ({"response_format": SCHEMA_OF_OPENAI}, {"json_schema": SCHEMA}),
     ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}),
     ({"guided_json": json.dumps(SCHEMA)}, {"json_schema": SCHEMA}),
     ({"guided_regex": "[0-9]{3}-[a-z]{4}"}, {"regex": "[0-9]{3}-[a-z]{4}"}),
     ({"guided_choice": ["yes", "no"]}, {"choice": ["yes", "no"]}),
     ({"guided_grammar": 'root ::= ("ab" | "cd") "!"'}, {"grammar": 'root ::= ("ab" | "cd") "!"'}),
     ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
-    ({"structured_outputs": {"choice": ["yes", "no"]}}, {"choice": ["yes", "no"]}),
 ]
 HI = [{"role": "user", "content": "hi"}]
 
@@ -57,17 +50,15 @@ def test_answers_are_plain_generate_s_with_the_same_grammar() -> None:
         found = list(pool.map(lambda body: said(address, body)[0], asked))
         several = said(address, {"prompt": PROMPT, "n": 2} | drawn | FIELDS[1][0])
         assert beside.result().status_code == 200
-    tokenizer = bundled()[1]
     for text, body, (_, given) in zip(found, asked, [*FIELDS, *FIELDS[:3]], strict=False):
         settings = {"do_sample": True, "temperature": 0.9, "seed": 5} if "seed" in body else {"do_sample": False}
-        assert text == plain(PROMPT, max_new_tokens=60, logits_processor=[Grammar(tokenizer, **given)], **settings), (
-            body
-        )
+        settings |= {"logits_processor": [Grammar(bundled()[1], **given)], "max_new_tokens": 60}
+        assert text == plain(PROMPT, **settings), body
     assert several[0] == found[len(FIELDS) + 1]
     assert all(set(json.loads(text)) == {"name", "on"} for text in (*several, found[-1]))
 
 
-def test_openai_s_client_parses_and_streams(openai: OpenAI) -> None:
+def test_openai_s_client_parses_what_it_asks_for(openai: OpenAI) -> None:
     class Switch(BaseModel):
         name: bool
         on: bool
@@ -75,12 +66,10 @@ def test_openai_s_client_parses_and_streams(openai: OpenAI) -> None:
     messages: Any = HI
     given: dict[str, Any] = {"model": NAME, "messages": messages, "max_tokens": 60, "temperature": 0}
     parsed = openai.chat.completions.parse(**given, response_format=Switch).choices[0].message.parsed
-    assert isinstance(parsed, Switch)
     with openai.chat.completions.stream(**given, response_format=Switch) as stream:
-        final = stream.get_final_completion()
-    assert final.choices[0].message.parsed == parsed
-    details: Any = final.usage or openai.chat.completions.create(**given, extra_body=FIELDS[2][0]).usage
-    assert details.lookahead["sources"]["grammar"] > 0
+        assert stream.get_final_completion().choices[0].message.parsed == parsed
+    usage: Any = openai.chat.completions.create(**given, extra_body=FIELDS[2][0]).usage
+    assert isinstance(parsed, Switch) and usage.lookahead["sources"]["grammar"] > 0
 
 
 @pytest.mark.parametrize("chat", [True, False], ids=["chat", "completion"])
@@ -90,14 +79,10 @@ def test_openai_s_client_parses_and_streams(openai: OpenAI) -> None:
         ({"response_format": {"type": "xml"}}, "response_format", "Input should be 'text', 'json_object'"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, "response_format", "dictionary"),
         ({"guided_json": {"type": "x"}}, "guided_json", "Invalid type: x"),
-        ({"guided_json": 5}, "guided_json", "cannot be compiled"),
-        ({"guided_regex": "("}, "guided_regex", "unclosed group"),
         ({"guided_choice": []}, "guided_choice", "must be texts"),
-        ({"guided_grammar": "start: nothing"}, "guided_grammar", "unknown name"),
         ({"structured_outputs": {"regex": ["a"]}}, "structured_outputs", "must be text"),
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs", "Input should be 'json'"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "Leave one of them out"),
-        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "Leave one of them out"),
         ({"guided_regex": "a+", "min_tokens": 2}, "min_tokens", "Leave one of them out"),
     ],
 )  # fmt: skip
