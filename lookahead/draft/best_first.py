@@ -73,10 +73,13 @@ class BestFirstTree:
         views = [self._views[place] for place in used]
         self._used = [self._all[place] for place in used]
         self._offsets = tuple(self._acceptance.offsets[place] for place in used)
-        self._proposers: tuple[Any, ...] = tuple(
+        asks: list[Any] = [
             _stripped(view.propose) if isinstance(source, CheckedSource) else view.propose
             for source, view in zip(self._used, views, strict=True)
-        )
+        ]
+        for limit in (source.allowed for source in self._used if hasattr(source, "allowed")):
+            asks = [lambda state, ask=ask, limit=limit: limit(ask(state)) for ask in asks]
+        self._proposers = tuple(asks)
         self._steps = tuple(view.step for view in views)
         self._roots = [view.root for view in views]
         self._frontiers = [(part, view) for part, view in enumerate(views) if isinstance(view, Frontier)]
@@ -236,11 +239,9 @@ class BestFirstTree:
 
     def sources_of(self, tree: TokenTree) -> list[str]:
         """The first source that has proposed each node of the tree grown last; empty where none has."""
-        names = [""]
-        for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
-            source = self._first(self._offered[parent], token) if parent < len(self._offered) else None
-            names.append("" if source is None else source.name)
-        return names
+        offered = [self._offered[parent] if parent < len(self._offered) else () for parent in tree.parents[1:]]
+        found = map(self._first, offered, tree.tokens[1:])
+        return ["", *("" if source is None else source.name for source in found)]
 
     def _first(self, proposed: Proposed, token: int) -> Source | None:
         """The first source that has proposed a token."""

@@ -46,6 +46,7 @@ class CallContext:
     curve: Callable[[], StepTimes]  # finds the latency curve of passes as they are run now
     closing: Callable[[Callable[[], None]], object]  # is told what to call when the call is over, even by an error
     hidden: HiddenStates | None = None  # of the last pass, if the strategy wants them
+    sources: Sequence[Callable[[RowContext], Any]] = ()  # of processors that know what may follow
 
 
 @dataclass(frozen=True, slots=True)
