@@ -7,7 +7,7 @@ from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError, model_validator
 
 from lookahead.serve.errors import ApiError
 
@@ -19,6 +19,7 @@ _CONTAINER = 16  # values that a list or an object counts for, by the memory tha
 _FIRST = Field(fail_fast=True)  # of a list: what is wrong with its first wrong item is all that is told
 # What fields may say that are not supported: nothing that changes the answer.
 _UNSUPPORTED = json.loads(Path(__file__).with_name("unsupported.json").read_text(encoding="utf-8"))
+HARMLESS: list[str] = _UNSUPPORTED["harmless"]  # fields of OpenAI that change no answer
 
 
 class _Body(BaseModel):
@@ -49,19 +50,53 @@ _Ids = Annotated[list[int], _FIRST]
 _Content = str | Annotated[list[TextPart], _FIRST]
 
 
+class Function(_Body):
+    model_config = ConfigDict(extra="allow")  # templates may read more
+    where = "tools"
+    unsupported = _UNSUPPORTED["function"]
+    name: Annotated[str, Field(pattern=r"^[\w./:-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class Tool(_Body):
+    type: Literal["function"]
+    function: Function
+
+    def as_json(self) -> dict[str, Any]:
+        """The tool as chat templates take it."""
+        return {"type": self.type, "function": {name: said for name, said in self.function if said is not None}}
+
+
+class CalledFunction(_Body):
+    name: str
+    arguments: Json[dict[str, Any]]
+
+
+class MadeCall(_Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(_Body):
     where = "messages"
     unsupported = _UNSUPPORTED["message"]
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
     name: str | None = None
+    tool_calls: Annotated[list[MadeCall], _FIRST] = []
+    tool_call_id: str | None = None
 
-    def as_text(self) -> dict[str, str]:
+    def as_text(self) -> dict[str, Any]:
         """The message as chat templates take it."""
-        if self.content is None and self.role != "assistant":
-            raise ApiError("messages: content may be left out, or null, of the assistant's alone.", param="messages")
+        if self.role != "assistant" and (self.content is None or self.tool_calls):
+            told = "messages: content may be left out, or null, and tool_calls given, of the assistant's alone."
+            raise ApiError(told, param="messages")
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": text_of(self.content or "")} | ({"name": self.name} if self.name else {})
+        said = {"role": role, "content": text_of(self.content or "")}
+        more = self.model_dump(include={"name", "tool_calls", "tool_call_id"})
+        return said | {key: value for key, value in more.items() if value}
 
 
 class Prediction(_Body):
@@ -111,6 +146,9 @@ class Request(_Body):
 class ChatRequest(Request):
     unsupported = _UNSUPPORTED["request"] | _UNSUPPORTED["chat"]
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] = []
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0

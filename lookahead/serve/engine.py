@@ -198,7 +198,7 @@ class Engine:
         if request.frequency_penalty or request.presence_penalty:
             processors.append(Penalties(len(ids), request.frequency_penalty, request.presence_penalty))
         if request.stops:
-            settings["stopping_criteria"] = [StopStrings(self.tokenizer, request.stops)]
+            settings["stopping_criteria"] = [StopStrings(plan.tokenizer or self.tokenizer, request.stops)]
         if stream.cache is not None:
             settings[CACHE] = stream.cache
         inputs = torch.tensor([ids], device=self.model.device)
@@ -225,9 +225,10 @@ class Engine:
         stopped = stream.close()
         finish = "stop" if ended or stopped or len(tokens) < plan.room[which] else "length"
         stats = getattr(output, "stats", None) or DecodingStats(steps=len(tokens), emitted=len(tokens))
-        whole = text_of(self.tokenizer, tokens)
+        tokenizer = plan.tokenizer or self.tokenizer
+        whole = text_of(tokenizer, tokens)
         kept, found = stream.text if stopped else whole, None
         if stream.logs is not None:
-            shown = len(tokens) if kept == whole else tokens_of(self.tokenizer, tokens, kept)
+            shown = len(tokens) if kept == whole else tokens_of(tokenizer, tokens, kept)
             found = stream.logs.all(tokens)[:shown]
         return Answer(stream.index, tokens, length, stream.cached, finish, stats, stream.drafts, kept, found)

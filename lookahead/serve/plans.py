@@ -2,8 +2,8 @@
 
 import re
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,7 @@ from lookahead.chat_format import sampling_of, turns, written
 from lookahead.pieces import Pieces
 from lookahead.serve.bodies import MOST_VALUES, ChatRequest, CompletionRequest, Request, read, text_of
 from lookahead.serve.errors import ApiError
+from lookahead.serve.tools import Reader, ToolTemplate, each_text
 
 _CHARACTERS = 16  # of a text for each token of the context: of a longer one, so many are looked at first
 _BREAK = "\u200b"  # of no width, within the text of a special token
@@ -56,6 +57,8 @@ class RequestPlan:
     references: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None  # how many alternatives; None = no log probabilities
     echo: bool = False
+    reader: Callable[[], Reader] | None = None  # makes one for each answer that may call tools
+    tokenizer: Any = None  # by which those are read as text
 
     @property
     def count(self) -> int:
@@ -69,6 +72,7 @@ class RequestPlanner:
     def __init__(self, model: Any, tokenizer: Any, limits: Limits, template: str | None = None) -> None:
         self._model, self._tokenizer, self.limits, self._template = model, tokenizer, limits, template
         self._vocab_size = model.get_input_embeddings().weight.shape[0]
+        self._tools = ToolTemplate(tokenizer, template)
         self._ends, marks = turns(model, tokenizer, template)
         texts = "|".join(re.escape(text) for text in marks.values() if text)
         self._mark = re.compile(f"(?={texts or '(?!)'}).", re.DOTALL)  # the first character of one
@@ -87,12 +91,17 @@ class RequestPlanner:
     def chat(self, request: ChatRequest) -> RequestPlan:
         """The plan of a conversation's next answer."""
         messages = [message.as_text() for message in request.messages]
-        _check_text(*(text for message in messages for text in message.values()))
-        prompt = self._conversation(messages)
+        tools = [] if request.tool_choice == "none" else [tool.as_json() for tool in request.tools]
+        self._tools.check(messages, tools, request.tool_choice)
+        prompt = self._conversation(messages, tools)
         most = request.max_completion_tokens or request.max_tokens
         if request.top_logprobs and not request.logprobs:
             raise ApiError("top_logprobs needs logprobs: true.", param="top_logprobs")
-        return self._plan(request, [prompt], most, request.top_logprobs if request.logprobs else None)
+        plan = self._plan(request, [prompt], most, request.top_logprobs if request.logprobs else None)
+        if not tools:
+            return plan
+        reader = self._tools.reader(tools, prompt, request.parallel_tool_calls)
+        return replace(plan, reader=reader, tokenizer=self._tools.tokenizer)
 
     def completion(self, request: CompletionRequest) -> RequestPlan:
         """The plan of a prompt's continuation; OpenAI's default are 16 tokens."""
@@ -111,17 +120,16 @@ class RequestPlanner:
             raise ApiError(f"prompt holds token ids outside of 0 to {self._vocab_size - 1}.", param="prompt")
         return self._plan(request, prompts, request.max_tokens or 16, request.logprobs, request.echo)
 
-    def _conversation(self, messages: list[dict[str, str]]) -> list[int]:
-        """The prompt of messages, whose texts are text: no part of one ends it, or begins another."""
-        if self.limits.special_tokens != "allow":
-            given = messages
-            messages = [
-                {key: text if key == "role" else self._broken(text) for key, text in said.items()} for said in given
-            ]
-            if messages != given and (self._sticks or self.limits.special_tokens == "refuse"):
-                told = "A message holds a special token of the model: expected text alone. Leave it out."
-                raise ApiError(told, param="messages", code="special_token")
-        text, special = written(self._tokenizer, messages, self._template)
+    def _conversation(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
+        """The prompt of messages and tools, whose texts are text: no part of one ends it, or begins another."""
+        given = messages, tools
+        change = str if self.limits.special_tokens == "allow" else self._broken
+        messages = [each_text(said, change) | {"role": said["role"]} for said in messages]
+        tools = each_text(tools, change)
+        if (messages, tools) != given and (self._sticks or self.limits.special_tokens == "refuse"):
+            told = "A message holds a special token of the model: expected text alone. Leave it out."
+            raise ApiError(told, param="messages", code="special_token")
+        text, special = written(self._tokenizer, messages, self._template, tools=tools)
         return self._ids(text, special, "messages")
 
     def _broken(self, text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from lookahead.pieces import bytes_of, starts_of
 from lookahead.serve.jobs import Answer, Piece
 from lookahead.serve.plans import RequestPlan
+from lookahead.serve.tools import Reader
 from lookahead.stats import DecodingStats
 
 
@@ -23,6 +24,7 @@ class Shape:
     chat: bool
     id: str = field(default_factory=partial(secrets.token_hex, 12))
     created: int = field(default_factory=lambda: int(time.time()))
+    _readers: dict[int, Reader] = field(default_factory=dict)  # of answers that may call tools
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
@@ -30,7 +32,9 @@ class Shape:
         for answer in sorted(answers, key=lambda answer: answer.index):
             shown: dict[str, Any] = {"text": self.echo(answer.index) + answer.text}
             if self.chat:
-                shown = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+                self._said(answer.index, answer.text, last=True)
+                said = self._readers[answer.index].message() if self._readers else {}
+                shown = {"message": {"role": "assistant", "content": answer.text, "refusal": None} | said}
             choices.append(self._ended(answer) | shown)
         return self._document(choices) | {"usage": self.usage(answers)}
 
@@ -45,15 +49,26 @@ class Shape:
         return self._chunk({"index": index}, {"role": "assistant", "content": ""}, self.echo(index))
 
     def piece(self, piece: Piece) -> dict[str, Any]:
+        """The chunk of a piece; empty where it tells nothing as yet."""
         choice: dict[str, Any] = {"index": piece.index}
         if self.plan.request.lookahead.details:
             keys = {"tokens": piece.tokens, "passes": piece.passes, "pass": piece.passes - 1}
             choice["lookahead"] = keys | {"tokens_per_second": piece.tokens_per_second}
-        return self._chunk(choice, {"content": piece.text}, piece.text)
+        delta = self._said(piece.index, piece.text)
+        return self._chunk(choice, delta, piece.text) if delta or len(choice) > 1 else {}
 
     def end(self, answer: Answer, text: str | None) -> dict[str, Any]:
         """The chunk that closes an answer; with log probabilities it has all of the text."""
-        return self._chunk(self._ended(answer), {} if text is None else {"content": text}, text or "")
+        delta = self._said(answer.index, text or "", last=True)
+        return self._chunk(self._ended(answer), delta, text or "")
+
+    def _said(self, index: int, text: str, last: bool = False) -> dict[str, Any]:
+        """What a piece of a chat's answer tells, ``last`` or not: content, calls, or nothing as yet."""
+        if self.plan.reader is None:
+            return {"content": text} if text else {}
+        if index not in self._readers:
+            self._readers[index] = self.plan.reader()
+        return self._readers[index].feed(text, last)
 
     def last(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The chunk with the usage alone."""
@@ -105,7 +120,9 @@ class Shape:
         return head | {"system_fingerprint": None, "choices": choices}
 
     def _ended(self, answer: Answer) -> dict[str, Any]:
-        return {"index": answer.index, "finish_reason": answer.finish, "logprobs": self._logprobs(answer)}
+        called = answer.finish == "stop" and answer.index in self._readers and self._readers[answer.index].calls
+        finish = "tool_calls" if called else answer.finish
+        return {"index": answer.index, "finish_reason": finish, "logprobs": self._logprobs(answer)}
 
     def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
         if answer.logprobs is None:

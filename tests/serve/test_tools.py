@@ -1,0 +1,283 @@
+"""Tools in prompts, calls in answers: read in any pieces, whole and streamed, as the official client sees them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from helpers.scripted import HERMES, LAST, scripted
+from helpers.serving import NAME, client, served
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import OpenAI
+from openai.types import chat, completion_create_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.shared_params import FunctionDefinition
+
+from lookahead.serve import bodies
+from lookahead.serve.errors import ApiError
+from lookahead.serve.plans import Limits, RequestPlanner
+from lookahead.serve.tools import FORMS, FormReader
+
+pytestmark = pytest.mark.usefixtures("augmented")
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}},
+    {"type": "function", "function": {"name": "now"}},
+]
+MISTRAL = (
+    "{% for tool in tools or [] %}[TOOL]{{ tool | tojson }}{% endfor %}"
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% if message.tool_calls %}[TOOL_CALLS] ["
+    '{% for call in message.tool_calls %}{"name": "{{ call.function.name }}", '
+    '"arguments": {{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}{% endfor %}]{% endif %}{% endfor %}'
+) + LAST  # fmt: skip
+ANSWERS = {
+    "a": 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "A }\\"{ B", "x": {"y": []}}}\n'
+    '</tool_call>\n<tool_call>{"name":"now","arguments":{}}</tool_call>',
+    "b": "It is <b>warm</b> there.",
+    "c": 'Hm <tool_call>\n{"name": "weather", "arguments": {"city: ]}}\n</tool_call> x.',
+    "d": '<tool_call>\n{"name": "other", "arguments": {"city": "Rome"}}\n</tool_call>',
+}
+CALLS = [("weather", {"city": 'A }"{ B', "x": {"y": []}}), ("now", {})]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> tuple[Any, Any]:
+    return scripted(ANSWERS)
+
+
+def asked(which: str, **settings: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"Which? {which}"}]
+    return {"model": NAME, "messages": messages, "tools": TOOLS, "temperature": 0} | settings
+
+
+def calls_of(message: Any) -> list[tuple[str, Any]]:
+    return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
+
+
+def test_calls_in_a_whole_answer(openai: OpenAI) -> None:
+    for settings in ({}, {"n": 2}, {"logprobs": True}):
+        for choice in openai.chat.completions.create(**asked("a", **settings)).choices:
+            assert choice.message.content == "Let me see." and choice.finish_reason == "tool_calls"
+            assert calls_of(choice.message) == CALLS
+            assert len({call.id for call in choice.message.tool_calls or ()}) == 2
+    only = openai.chat.completions.create(**asked("a", parallel_tool_calls=False)).choices[0].message
+    assert calls_of(only) == CALLS[:1]
+    cut = openai.chat.completions.create(**asked("a", max_tokens=30)).choices[0]
+    assert cut.finish_reason == "length" and cut.message.tool_calls is None
+    assert ANSWERS["a"].startswith(str(cut.message.content))
+
+
+@pytest.mark.parametrize(("which", "tools"), [("b", TOOLS), ("c", TOOLS), ("d", TOOLS), ("a", []), ("a", None)])
+def test_what_is_no_call_of_a_tool_stays_text(openai: OpenAI, which: str, tools: Any) -> None:
+    """Neither what is malformed, nor calls of others, or where there are no tools or are not to be called."""
+    settings: Any = {"tool_choice": "none"} if tools is None else {"tools": tools}
+    choice = openai.chat.completions.create(**asked(which, **settings)).choices[0]
+    assert choice.message.content == ANSWERS[which] and choice.message.tool_calls is None
+    assert choice.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("settings", [{}, {"logprobs": True}, {"extra_body": {"lookahead": {"details": True}}}])
+def test_calls_in_a_stream(openai: OpenAI, settings: Any) -> None:
+    with openai.chat.completions.stream(**asked("a", **settings)) as stream:
+        chunks = [event.chunk for event in stream if event.type == "chunk"]
+        choice = stream.get_final_completion().choices[0]
+    assert choice.message.content == "Let me see." and choice.finish_reason == "tool_calls"
+    assert calls_of(choice.message) == CALLS
+    told = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    named = [call.function and call.function.name for call in told if call.id]
+    assert named == ["weather", "now"] and [call.index for call in told] == sorted(call.index for call in told)
+    assert len(told) > 10 or "logprobs" in settings, "arguments come in pieces"
+    text = "".join(
+        chunk.choices[0].delta.content or "" for chunk in openai.chat.completions.create(**asked("b"), stream=True)
+    )
+    assert text == ANSWERS["b"]
+
+
+def test_a_conversation_with_calls_goes_on(openai: OpenAI, loaded: tuple[Any, Any]) -> None:
+    said = openai.chat.completions.create(**asked("a")).choices[0].message
+    messages: Any = [*asked("a")["messages"], said]
+    for call in said.tool_calls or ():
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": f"{call.function.name}: b"})
+    answer = openai.chat.completions.create(**asked("a", messages=messages))
+    assert answer.choices[0].message.content == ANSWERS["b"]
+    rendered = [said.to_dict(exclude_none=True) if said is messages[1] else said for said in messages]
+    made = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in CALLS]
+    rendered[1] = {"role": "assistant", "content": "Let me see.", "tool_calls": made}
+    tokenizer = loaded[1]
+    tools = [
+        TOOLS[0],
+        {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+    ]
+    text = tokenizer.apply_chat_template(rendered, tools=tools, add_generation_prompt=True, tokenize=False)
+    assert answer.usage is not None and answer.usage.prompt_tokens == len(tokenizer(text)["input_ids"])
+
+
+WRITTEN = {
+    "Hermes": '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>\n'
+    '<tool_call>{"name":"g","arguments":%s}</tool_call>',
+    "Mistral": '[TOOL_CALLS] [{"name": "f", "arguments": %s}, {"name": "g", "arguments": %s, "id": "a1b2c3d4e"}]',
+    "Mistral [ARGS]": "[TOOL_CALLS]f[CALL_ID]abc[ARGS]%s[TOOL_CALLS]g%s",
+    "Llama 3 JSON": '<|python_tag|>{"name": "f", "parameters": %s}; {"name": "g", "parameters": %s}',
+}
+VALUES: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(st.data(), st.dictionaries(st.text(), VALUES), st.sampled_from(["", "So: ", "{", "a < b, <tool", "[1, 2] "]))
+def test_any_pieces_give_the_same(data: Any, arguments: dict[str, Any], before: str) -> None:
+    form = data.draw(st.sampled_from(FORMS))
+    given = json.dumps(arguments, ensure_ascii=data.draw(st.booleans()))
+    text = before + WRITTEN[form["name"]] % (given, given)
+    whole = FormReader(form, ["f", "g"])
+    whole.feed(text, last=True)
+    calls = whole.message()["tool_calls"]
+    assert [call["function"] for call in calls] == [{"name": name, "arguments": given} for name in "fg"]
+    assert whole.content == before.rstrip()
+    places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=40)))
+    content, told = "", dict[int, str]()
+    reader = FormReader(form, ["f", "g"])
+    for begin, end in zip([0, *places], [*places, len(text)], strict=True):
+        delta = reader.feed(text[begin:end], last=end == len(text))
+        content += delta.get("content", "")
+        for call in delta.get("tool_calls", ()):
+            told[call["index"]] = told.get(call["index"], "") + call["function"]["arguments"]
+    assert (content, told) == (whole.content, {0: given, 1: given})
+
+
+@given(
+    st.lists(st.sampled_from([*WRITTEN["Hermes"].split("%s"), "{", "}", '"', "\\", "x", " ", '{"a": 1}']), max_size=12)
+)
+def test_nothing_is_lost(parts: list[str]) -> None:
+    """What is no call is text: with the calls it is all that was written but for space around them."""
+    text = "".join(parts)
+    reader = FormReader(FORMS[0], ["f", "g"])
+    for letter in text:
+        reader.feed(letter)
+    reader.feed("", last=True)
+    kept = reader.content
+    for call in reversed(reader.calls):
+        kept = kept[: call.place] + call.before + call.arguments + call.behind + kept[call.place :]
+    assert "".join(kept.split()) == "".join(text.split())
+
+
+def test_special_tokens_that_begin_calls_are_read() -> None:
+    text = 'Wait.[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}]'
+    model, tokenizer = scripted({"a": text, "b": "Well[ARGS]so."}, MISTRAL, ["[TOOL_CALLS]", "[ARGS]"])
+    with served(model, tokenizer) as address, client(address) as openai:
+        choice = openai.chat.completions.create(**asked("a", stop=["[TOOL_CALLS]x"])).choices[0]
+        assert (choice.message.content, calls_of(choice.message)) == ("Wait.", [("weather", {"city": "Rome"})])
+        assert openai.chat.completions.create(**asked("b")).choices[0].message.content == "Well[ARGS]so."
+        assert openai.chat.completions.create(**asked("b", tools=[])).choices[0].message.content == "Wellso."
+
+
+OWN = {
+    "start_anchor": "<assistant>",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"<call:(?P<name>\w+)>", "close": "</call>", "repeats": True, "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": "<end>", "content": "text"},
+    },
+}  # fmt: skip
+
+
+def test_a_response_template_is_followed() -> None:
+    answers = {"a": 'So <call:weather>{"city": "A"}</call><call:now>{}</call>', "b": "x <call:now>{]</call> y"}
+    model, tokenizer = scripted(answers | {"c": "<call:other>{}</call>"}, HERMES)
+    tokenizer.response_template = OWN
+    with served(model, tokenizer) as address, client(address) as openai:
+        with openai.chat.completions.stream(**asked("a")) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        for choice in (streamed, openai.chat.completions.create(**asked("a")).choices[0]):
+            assert str(choice.message.content).endswith("So ") and choice.finish_reason == "tool_calls"
+            assert calls_of(choice.message) == [("weather", {"city": "A"}), ("now", {})]
+        only = openai.chat.completions.create(**asked("a", parallel_tool_calls=False)).choices[0].message
+        assert calls_of(only) == [("weather", {"city": "A"})]
+        for which in "bc":
+            choice = openai.chat.completions.create(**asked(which)).choices[0]
+            assert choice.message.tool_calls is None and (answers | {"c": "<call:other>{}"})[which] in str(
+                choice.message.content
+            )
+
+
+def planned(template: str = HERMES, **body: Any) -> Any:
+    planner = RequestPlanner(*scripted({"a": "x y"}, template), Limits(4096))
+    return planner.plan(json.dumps({"messages": [{"role": "user", "content": "a"}]} | body).encode(), True, NAME)
+
+
+CALLED = {"id": "x", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+MADE = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [CALLED]}]
+BLIND = "{% for message in messages %}{{ message.content }}{% endfor %}" + LAST
+DEEP: Any = "x"
+for _ in range(300):
+    DEEP = {"a": [DEEP]}
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "body"),
+    [
+        ("tools", "chat template does not write them", {"tools": TOOLS, "template": BLIND}),
+        ("tools", "form that is not known", {"tools": TOOLS, "template": HERMES.replace("<tool_call>", "<call>")}),
+        ("messages", "not written", {"messages": MADE, "template": BLIND}),
+        ("messages", "expected the id of a call", {"messages": [{"role": "tool", "content": "", "tool_call_id": "y"}]}),
+        ("messages", "expected the id of a call", {"messages": [*MADE, {"role": "tool", "content": "12"}]}),
+        ("messages", "assistant's alone", {"messages": [*MADE, {"role": "tool", "tool_call_id": "x"}]}),
+        ("messages", "arguments", {"messages": [{"role": "assistant", "tool_calls": [
+            {"id": "x", "function": {"name": "now", "arguments": "[]"}}]}]}),
+        ("messages", "assistant's alone", {"messages": [{"role": "user", "content": "a", "tool_calls": [CALLED]}]}),
+        ("tools", "64", {"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]}),
+        ("tools", "function.name", {"tools": [{"type": "function", "function": {"name": 'f"'}}]}),
+        ("tools", "'function'", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+        ("tools", "strict", {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}),
+        ("tools", "128", {"tools": TOOLS[1:] * 129}),
+        ("tool_choice", "auto", {"tool_choice": "required"}),
+        ("tool_choice", "auto", {"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "now"}}}),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused_by_name(name: str, told: str, body: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match=told) as refused:
+        planned(**body)
+    assert (refused.value.status, refused.value.param) == (400, name)
+
+
+def test_special_tokens_in_tools_and_outcomes_are_text() -> None:
+    said = {"name": "now", "description": "<end>", "parameters": {"<end>": ["<end>"]}}
+    messages = [MADE[0], MADE[1], {"role": "tool", "tool_call_id": "x", "content": "<end>"}]
+    tokenizer = scripted({"a": "x y"})[1]
+    (ids,) = planned(tools=[{"type": "function", "function": said}], messages=messages).prompts
+    assert tokenizer.eos_token_id not in ids
+    assert tokenizer.decode(ids).replace("\u200b", "").count("<end>") == 4
+
+
+def typed() -> Iterator[tuple[Any, Any]]:
+    """OpenAI's types of what a request may hold, each with the server's own."""
+    for kind in (chat_params.CompletionCreateParamsNonStreaming, chat_params.CompletionCreateParamsStreaming):
+        yield kind, bodies.ChatRequest
+    for other in get_args(completion_create_params.CompletionCreateParams):
+        yield other, bodies.CompletionRequest
+    for role in ("Developer", "System", "User", "Assistant", "Tool"):
+        yield getattr(chat, f"ChatCompletion{role}MessageParam"), bodies.ChatMessage
+    yield chat.ChatCompletionContentPartTextParam, bodies.TextPart
+    yield chat.ChatCompletionMessageFunctionToolCallParam, bodies.MadeCall
+    yield chat.chat_completion_message_function_tool_call_param.Function, bodies.CalledFunction
+    yield chat.ChatCompletionFunctionToolParam, bodies.Tool
+    yield FunctionDefinition, bodies.Function
+    yield chat.ChatCompletionPredictionContentParam, bodies.Prediction
+    yield chat.ChatCompletionStreamOptionsParam, bodies.StreamOptions
+
+
+@pytest.mark.parametrize(("theirs", "ours"), list(typed()), ids=lambda kind: kind.__name__)
+def test_every_field_of_the_official_client_is_honoured_or_refused_or_harmless(theirs: Any, ours: Any) -> None:
+    """Harmless ones are told in the docs."""
+    docs = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    for name in get_type_hints(theirs):
+        if name in ours.unsupported:
+            with pytest.raises(ApiError, match=f"{name} is not supported"):
+                ours.model_validate({name: {"what": "else"}})
+        elif name not in ours.model_fields:
+            assert name in bodies.HARMLESS and f"`{name}`" in docs, name
