@@ -16,6 +16,7 @@ readme = re.sub(r"\]\((?!https?:|#)([^)]+\.(?:svg|png))\)", rf"]({home}/raw/main
 readme = re.sub(r"\]\((?!https?:|#)([^)]+)\)", rf"]({home}/blob/main/\1)", readme)
 serve = ["fastapi", "uvicorn", "prometheus-client"]
 quantised = ["torchao", "bitsandbytes", "gguf"]
+grammar = ["llguidance>=1.9"]
 bundled = ("tiny-coder", "tiny-coder-medusa", "tiny-coder-eagle")
 # Without a compiler there are slower twins in Python, so a build that fails is no error, but where LOOKAHEAD_C=required
 # says so, as for wheels. No product and sum become one, so that both compute the same.
@@ -76,9 +77,10 @@ setup(
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
         "integrations": ["ipykernel", "lm-eval", "matplotlib", "nbclient", "playwright", "ray[serve,data]", *quantised],
         "quantised": quantised,
+        "grammar": grammar,
         "dev": [
             *("pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter", "pre-commit", "gguf"),
-            *(*serve, "httpx", "openai", "pexpect"),
+            *(*serve, *grammar, "httpx", "openai", "pexpect"),
         ],
     },
     entry_points={"console_scripts": ["lookahead=lookahead.cli:app"]},

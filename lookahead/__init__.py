@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lookahead.runtime.quantised_layers import quantize as quantize
     from lookahead.scheduling.scheduler import Scheduler as Scheduler
     from lookahead.stats import DecodingStats as DecodingStats
+    from lookahead.strategies.grammar import Grammar as Grammar
     from lookahead.strategies.jacobi import Jacobi as Jacobi
     from lookahead.strategies.lookahead import Lookahead as Lookahead
     from lookahead.training.teaching import learn as learn
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "DecodingStats": "lookahead.stats",
+    "Grammar": "lookahead.strategies.grammar",
     "Jacobi": "lookahead.strategies.jacobi",
     "Lookahead": "lookahead.strategies.lookahead",
     "LookaheadError": "jacobi.errors",

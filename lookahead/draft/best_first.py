@@ -73,10 +73,13 @@ class BestFirstTree:
         views = [self._views[place] for place in used]
         self._used = [self._all[place] for place in used]
         self._offsets = tuple(self._acceptance.offsets[place] for place in used)
-        self._proposers: tuple[Any, ...] = tuple(
+        asks: list[Any] = [
             _stripped(view.propose) if isinstance(source, CheckedSource) else view.propose
             for source, view in zip(self._used, views, strict=True)
-        )
+        ]
+        for limit in (source.allowed for source in self._used if hasattr(source, "allowed")):
+            asks = [lambda state, ask=ask, limit=limit: limit(ask(state)) for ask in asks]
+        self._proposers = tuple(asks)
         self._steps = tuple(view.step for view in views)
         self._roots = [view.root for view in views]
         self._frontiers = [(part, view) for part, view in enumerate(views) if isinstance(view, Frontier)]

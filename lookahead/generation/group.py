@@ -99,6 +99,7 @@ class CallGroup(RowGroup):
             curve=curve,
             closing=self.ends.callback,
             hidden=model.hidden,
+            sources=[each.lookahead_source for each in call.processors if hasattr(each, "lookahead_source")],
         )
 
     def begin(self, drafts: Drafts | None, watcher: Watcher | None) -> None:

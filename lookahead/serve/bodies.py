@@ -104,6 +104,15 @@ class Prediction(_Body):
     content: _Content
 
 
+class JsonSchema(_Body):
+    document: dict[str, Any] = Field({}, alias="schema")
+
+
+class ResponseFormat(_Body):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchema = JsonSchema(schema={})
+
+
 class StreamOptions(_Body):
     include_usage: bool = False
 
@@ -134,6 +143,12 @@ class Request(_Body):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
     prediction: Prediction | None = None
+    response_format: ResponseFormat = ResponseFormat()
+    structured_outputs: dict[Literal["json", "json_object", "regex", "choice", "grammar"], Any] = {}
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     use_lookahead: bool = True
     lookahead: Details = Details()
 
@@ -141,6 +156,18 @@ class Request(_Body):
     def stops(self) -> list[str]:
         """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def grammars(self) -> list[tuple[str, dict[str, Any]]]:
+        """What the answer has to follow, as :class:`lookahead.Grammar` takes it, each behind its field."""
+        schema, kind = self.response_format.json_schema.document, str(self.response_format.type)
+        found: list[tuple[str, str, Any]] = []
+        found.append(("response_format", kind, {"json_object": True, "json_schema": schema}.get(kind)))
+        found += [("structured_outputs", kind, what) for kind, what in self.structured_outputs.items()]
+        guided = ("json", "regex", "choice", "grammar")
+        found += [(f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in guided]
+        given = [each for each in found if each[2] not in (None, False)]
+        return [(field, {"json_schema" if kind == "json" else kind: what}) for field, kind, what in given]
 
 
 class ChatRequest(Request):

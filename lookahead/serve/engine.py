@@ -19,6 +19,7 @@ from lookahead.serve.errors import ApiError, shutting_down
 from lookahead.serve.jobs import Answer, AnswerStream, Job
 from lookahead.serve.plans import Penalties, RequestPlan, StopStrings
 from lookahead.stats import DecodingStats
+from lookahead.strategies.grammar import Grammar
 from lookahead.strategies.lookahead import Lookahead
 
 _PER_SPARE = 4  # rows for which there is one more, for a job that has none beside one that has several
@@ -197,6 +198,8 @@ class Engine:
         settings["logits_processor"] = processors = list[LogitsProcessor](() if stream.logs is None else (stream.logs,))
         if request.frequency_penalty or request.presence_penalty:
             processors.append(Penalties(len(ids), request.frequency_penalty, request.presence_penalty))
+        if plan.grammar is not None:
+            processors.append(Grammar(self.tokenizer, **plan.grammar))
         if request.stops:
             settings["stopping_criteria"] = [StopStrings(plan.tokenizer or self.tokenizer, request.stops)]
         if stream.cache is not None:

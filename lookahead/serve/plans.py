@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
 
-from lookahead.chat_format import sampling_of, turns, written
+from jacobi import LookaheadError
+from lookahead.chat_format import end_tokens, sampling_of, turns, written
 from lookahead.pieces import Pieces
 from lookahead.serve.bodies import MOST_VALUES, ChatRequest, CompletionRequest, Request, read, text_of
 from lookahead.serve.errors import ApiError
 from lookahead.serve.tools import Reader, ToolTemplate, each_text
+from lookahead.strategies.grammar import Grammar
 
 _CHARACTERS = 16  # of a text for each token of the context: of a longer one, so many are looked at first
 _BREAK = "\u200b"  # of no width, within the text of a special token
@@ -57,6 +59,7 @@ class RequestPlan:
     references: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None  # how many alternatives; None = no log probabilities
     echo: bool = False
+    grammar: dict[str, Any] | None = None  # of a :class:`.Grammar`; None = answers follow none
     reader: Callable[[], Reader] | None = None  # makes one for each answer that may call tools
     tokenizer: Any = None  # by which those are read as text
 
@@ -163,7 +166,22 @@ class RequestPlanner:
             raise ApiError("stop holds an empty text.", param="stop")
         _check_text(*request.stops)
         seed = secrets.randbits(62) if request.seed is None else request.seed
-        return RequestPlan(prompts, room, self._settings(request), request, seed, references, logprobs, echo)
+        settings = self._settings(request)
+        grammar = self._grammar(request, settings.get("eos_token_id") or end_tokens(self._model) or None)
+        return RequestPlan(prompts, room, settings, request, seed, references, logprobs, echo, grammar)
+
+    def _grammar(self, request: Request, ends: list[int] | None) -> dict[str, Any] | None:
+        if not (given := request.grammars):
+            return None
+        (field, grammar), *others = given
+        if others or request.min_tokens:
+            other = others[0][0] if others else "min_tokens"
+            raise ApiError(f"{field} and {other} both say how long an answer is. Leave one of them out.", param=other)
+        try:
+            Grammar(self._tokenizer, **grammar, eos_token_id=ends)
+        except LookaheadError as error:
+            raise ApiError(f"{field}: {error}", param=field) from error
+        return grammar | {"eos_token_id": ends}
 
     def _room(self, length: int, most: int | None, request: Request) -> int:
         context = self.limits.context

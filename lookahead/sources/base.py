@@ -30,7 +30,8 @@ class Source(Protocol):
 
     A source whose candidates cost time to make (it runs heads, or a model) has one more attribute, ``spent_ms``: the
     milliseconds they have taken so far. The automatic mode then asks it only where that pays. If it can make candidates
-    for many nodes at once, it is a :class:`BatchSource`. Plain class attributes do for ``name`` and ``priors``.
+    for many nodes at once, it is a :class:`BatchSource`. One that comes first, and knows which candidates may follow
+    where it was asked last, says so by a method ``allowed``. Plain class attributes do for ``name`` and ``priors``.
     """
 
     @property

@@ -164,7 +164,7 @@ class AutomaticStrategy(Strategy):
         rows = [
             [
                 makers[name](row, call) if isinstance(name, str) else CheckedSource(name(row), row.vocab_size)
-                for name in names
+                for name in (*call.sources, *names)
             ]
             for row in call.rows
         ]
