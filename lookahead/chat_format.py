@@ -63,11 +63,7 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], template: str 
 
 
 def written(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
-    template: str | None = None,
-    opens: bool = True,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tokenizer: Any, messages: Sequence[Any], template: str | None = None, opens: bool = True, tools: Sequence[Any] = ()
 ) -> tuple[str, bool]:
     """A conversation as text, and whether the tokenizer is to add special tokens: templates write them themselves, the
     plain one leaves them to it. ``opens``: the assistant's next message begins. ``tools`` are OpenAI's."""

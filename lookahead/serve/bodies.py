@@ -19,7 +19,6 @@ _CONTAINER = 16  # values that a list or an object counts for, by the memory tha
 _FIRST = Field(fail_fast=True)  # of a list: what is wrong with its first wrong item is all that is told
 # What fields may say that are not supported: nothing that changes the answer.
 _UNSUPPORTED = json.loads(Path(__file__).with_name("unsupported.json").read_text(encoding="utf-8"))
-HARMLESS: list[str] = _UNSUPPORTED["harmless"]  # fields of OpenAI that change no answer
 
 
 class _Body(BaseModel):
@@ -47,36 +46,30 @@ class TextPart(_Body):
 
 
 _Ids = Annotated[list[int], _FIRST]
+_Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 _Content = str | Annotated[list[TextPart], _FIRST]
 
 
-class Function(_Body):
-    model_config = ConfigDict(extra="allow")  # templates may read more
-    where = "tools"
-    unsupported = _UNSUPPORTED["function"]
-    name: Annotated[str, Field(pattern=r"^[\w./:-]{1,64}$")]
-    description: str | None = None
-    parameters: dict[str, Any] = {"type": "object", "properties": {}}
-
-
 class Tool(_Body):
+    class Function(_Body):
+        model_config = ConfigDict(extra="allow")  # templates may read more
+        name: Annotated[str, Field(pattern=r"^[\w./:-]{1,64}$")]
+        description: str | None = None
+        parameters: dict[str, Any] = {"type": "object", "properties": {}}
+        strict: bool = False
+
     type: Literal["function"]
     function: Function
 
-    def as_json(self) -> dict[str, Any]:
-        """The tool as chat templates take it."""
-        return {"type": self.type, "function": {name: said for name, said in self.function if said is not None}}
-
-
-class CalledFunction(_Body):
-    name: str
-    arguments: Json[dict[str, Any]]
-
 
 class MadeCall(_Body):
+    class Function(_Body):
+        name: str
+        arguments: Json[dict[str, Any]]
+
     id: str
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: Function
 
 
 class ChatMessage(_Body):
@@ -91,12 +84,10 @@ class ChatMessage(_Body):
     def as_text(self) -> dict[str, Any]:
         """The message as chat templates take it."""
         if self.role != "assistant" and (self.content is None or self.tool_calls):
-            told = "messages: content may be left out, or null, and tool_calls given, of the assistant's alone."
-            raise ApiError(told, param="messages")
+            raise ApiError("messages: content may be left out, calls made, by the assistant alone.", param="messages")
         role = "system" if self.role == "developer" else self.role
-        said = {"role": role, "content": text_of(self.content or "")}
         more = self.model_dump(include={"name", "tool_calls", "tool_call_id"})
-        return said | {key: value for key, value in more.items() if value}
+        return {"role": role, "content": text_of(self.content or "")} | {key: it for key, it in more.items() if it}
 
 
 class Prediction(_Body):
@@ -136,7 +127,7 @@ class Request(_Body):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)] = 0.0
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)] = 0.0
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]] | None = None
+    logit_bias: Annotated[dict[str, _Bias], Field(max_length=_MOST_BIASES)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] = 1
     stop: str | Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
@@ -226,8 +217,6 @@ def read(raw: bytes, kind: type[_Model], most_values: int = MOST_VALUES) -> _Mod
         raise ApiError(f"The body is not JSON that can be read: {str(error)[:200]}.") from error
     if not isinstance(document, dict):
         raise ApiError(f"The body must be a JSON object: got {type(document).__name__}.")
-    if isinstance(biases := document.get("logit_bias"), dict) and len(biases) > _MOST_BIASES:
-        raise ApiError(f"logit_bias: expected at most {_MOST_BIASES} tokens, got {len(biases)}.", param="logit_bias")
     try:
         return kind.model_validate(document)
     except RecursionError as error:

@@ -228,10 +228,9 @@ class Engine:
         stopped = stream.close()
         finish = "stop" if ended or stopped or len(tokens) < plan.room[which] else "length"
         stats = getattr(output, "stats", None) or DecodingStats(steps=len(tokens), emitted=len(tokens))
-        tokenizer = plan.tokenizer or self.tokenizer
-        whole = text_of(tokenizer, tokens)
+        whole = text_of(plan.tokenizer or self.tokenizer, tokens)
         kept, found = stream.text if stopped else whole, None
         if stream.logs is not None:
-            shown = len(tokens) if kept == whole else tokens_of(tokenizer, tokens, kept)
+            shown = len(tokens) if kept == whole else tokens_of(plan.tokenizer or self.tokenizer, tokens, kept)
             found = stream.logs.all(tokens)[:shown]
         return Answer(stream.index, tokens, length, stream.cached, finish, stats, stream.drafts, kept, found)

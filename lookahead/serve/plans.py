@@ -60,8 +60,8 @@ class RequestPlan:
     logprobs: int | None = None  # how many alternatives; None = no log probabilities
     echo: bool = False
     grammar: dict[str, Any] | None = None  # of a :class:`.Grammar`; None = answers follow none
-    reader: Callable[[], Reader] | None = None  # makes one for each answer that may call tools
-    tokenizer: Any = None  # by which those are read as text
+    reader: Callable[[], Reader] = Reader  # makes one for each answer
+    tokenizer: Any = None  # by which answers are read as text; None = the model's
 
     @property
     def count(self) -> int:
@@ -94,8 +94,7 @@ class RequestPlanner:
     def chat(self, request: ChatRequest) -> RequestPlan:
         """The plan of a conversation's next answer."""
         messages = [message.as_text() for message in request.messages]
-        tools = [] if request.tool_choice == "none" else [tool.as_json() for tool in request.tools]
-        self._tools.check(messages, tools, request.tool_choice)
+        tools = self._tools.tools(messages, request)
         prompt = self._conversation(messages, tools)
         most = request.max_completion_tokens or request.max_tokens
         if request.top_logprobs and not request.logprobs:
@@ -103,8 +102,9 @@ class RequestPlanner:
         plan = self._plan(request, [prompt], most, request.top_logprobs if request.logprobs else None)
         if not tools:
             return plan
-        reader = self._tools.reader(tools, prompt, request.parallel_tool_calls)
-        return replace(plan, reader=reader, tokenizer=self._tools.tokenizer)
+        given = [*request.grammars, ("tools", self._tools.grammar(tools, request))]
+        grammar, reader = self._grammar(given, request, plan.settings), self._tools.reader(tools, prompt, request)
+        return replace(plan, grammar=grammar, reader=reader, tokenizer=self._tools.tokenizer)
 
     def completion(self, request: CompletionRequest) -> RequestPlan:
         """The plan of a prompt's continuation; OpenAI's default are 16 tokens."""
@@ -125,14 +125,12 @@ class RequestPlanner:
 
     def _conversation(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
         """The prompt of messages and tools, whose texts are text: no part of one ends it, or begins another."""
-        given = messages, tools
         change = str if self.limits.special_tokens == "allow" else self._broken
-        messages = [each_text(said, change) | {"role": said["role"]} for said in messages]
-        tools = each_text(tools, change)
-        if (messages, tools) != given and (self._sticks or self.limits.special_tokens == "refuse"):
+        talk, ours = [each_text(said, change) | {"role": said["role"]} for said in messages], each_text(tools, change)
+        if (talk, ours) != (messages, tools) and (self._sticks or self.limits.special_tokens == "refuse"):
             told = "A message holds a special token of the model: expected text alone. Leave it out."
             raise ApiError(told, param="messages", code="special_token")
-        text, special = written(self._tokenizer, messages, self._template, tools=tools)
+        text, special = written(self._tokenizer, talk, self._template, tools=ours)
         return self._ids(text, special, "messages")
 
     def _broken(self, text: str) -> str:
@@ -167,12 +165,13 @@ class RequestPlanner:
         _check_text(*request.stops)
         seed = secrets.randbits(62) if request.seed is None else request.seed
         settings = self._settings(request)
-        grammar = self._grammar(request, settings.get("eos_token_id") or end_tokens(self._model) or None)
+        grammar = self._grammar(request.grammars, request, settings)
         return RequestPlan(prompts, room, settings, request, seed, references, logprobs, echo, grammar)
 
-    def _grammar(self, request: Request, ends: list[int] | None) -> dict[str, Any] | None:
-        if not (given := request.grammars):
+    def _grammar(self, given: list[Any], request: Request, settings: dict[str, Any]) -> dict[str, Any] | None:
+        if not given or given == [("tools", {})]:
             return None
+        ends = settings.get("eos_token_id") or end_tokens(self._model) or None
         (field, grammar), *others = given
         if others or request.min_tokens:
             other = others[0][0] if others else "min_tokens"

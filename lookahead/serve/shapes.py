@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,17 +25,18 @@ class Shape:
     chat: bool
     id: str = field(default_factory=partial(secrets.token_hex, 12))
     created: int = field(default_factory=lambda: int(time.time()))
-    _readers: dict[int, Reader] = field(default_factory=dict)  # of answers that may call tools
+
+    def __post_init__(self) -> None:
+        self._readers = defaultdict[int, Reader](self.plan.reader)
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
         choices = []
         for answer in sorted(answers, key=lambda answer: answer.index):
+            self._readers[answer.index].feed(answer.text, last=True)
             shown: dict[str, Any] = {"text": self.echo(answer.index) + answer.text}
             if self.chat:
-                self._said(answer.index, answer.text, last=True)
-                said = self._readers[answer.index].message() if self._readers else {}
-                shown = {"message": {"role": "assistant", "content": answer.text, "refusal": None} | said}
+                shown = {"message": {"role": "assistant"} | self._readers[answer.index].message() | {"refusal": None}}
             choices.append(self._ended(answer) | shown)
         return self._document(choices) | {"usage": self.usage(answers)}
 
@@ -49,26 +51,18 @@ class Shape:
         return self._chunk({"index": index}, {"role": "assistant", "content": ""}, self.echo(index))
 
     def piece(self, piece: Piece) -> dict[str, Any]:
-        """The chunk of a piece; empty where it tells nothing as yet."""
+        """The chunk of a piece; empty where it may begin a call."""
         choice: dict[str, Any] = {"index": piece.index}
         if self.plan.request.lookahead.details:
             keys = {"tokens": piece.tokens, "passes": piece.passes, "pass": piece.passes - 1}
             choice["lookahead"] = keys | {"tokens_per_second": piece.tokens_per_second}
-        delta = self._said(piece.index, piece.text)
+        delta = self._readers[piece.index].feed(piece.text)
         return self._chunk(choice, delta, piece.text) if delta or len(choice) > 1 else {}
 
     def end(self, answer: Answer, text: str | None) -> dict[str, Any]:
         """The chunk that closes an answer; with log probabilities it has all of the text."""
-        delta = self._said(answer.index, text or "", last=True)
+        delta = self._readers[answer.index].feed(text or "", last=True)
         return self._chunk(self._ended(answer), delta, text or "")
-
-    def _said(self, index: int, text: str, last: bool = False) -> dict[str, Any]:
-        """What a piece of a chat's answer tells, ``last`` or not: content, calls, or nothing as yet."""
-        if self.plan.reader is None:
-            return {"content": text} if text else {}
-        if index not in self._readers:
-            self._readers[index] = self.plan.reader()
-        return self._readers[index].feed(text, last)
 
     def last(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The chunk with the usage alone."""
@@ -111,17 +105,11 @@ class Shape:
 
     def _document(self, choices: list[dict[str, Any]], part: str = "") -> dict[str, Any]:
         kind = f"chat.completion{part}" if self.chat else "text_completion"
-        head = {
-            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}",
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-        }
-        return head | {"system_fingerprint": None, "choices": choices}
+        head = {"id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}", "object": kind, "created": self.created}
+        return head | {"model": self.model, "system_fingerprint": None, "choices": choices}
 
     def _ended(self, answer: Answer) -> dict[str, Any]:
-        called = answer.finish == "stop" and answer.index in self._readers and self._readers[answer.index].calls
-        finish = "tool_calls" if called else answer.finish
+        finish = "tool_calls" if answer.finish == "stop" and self._readers[answer.index].calls else answer.finish
         return {"index": answer.index, "finish_reason": finish, "logprobs": self._logprobs(answer)}
 
     def _logprobs(self, answer: Answer) -> dict[str, Any] | None:

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -10,7 +12,7 @@ from helpers.scripted import HERMES, LAST, scripted
 from helpers.serving import NAME, client, served
 from hypothesis import given
 from hypothesis import strategies as st
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from openai.types import chat, completion_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.shared_params import FunctionDefinition
@@ -127,19 +129,22 @@ VALUES: Any = st.recursive(
 )
 
 
+STREAM: Any = partial(SimpleNamespace, parallel_tool_calls=True)
+
+
 @given(st.data(), st.dictionaries(st.text(), VALUES), st.sampled_from(["", "So: ", "{", "a < b, <tool", "[1, 2] "]))
 def test_any_pieces_give_the_same(data: Any, arguments: dict[str, Any], before: str) -> None:
     form = data.draw(st.sampled_from(FORMS))
     given = json.dumps(arguments, ensure_ascii=data.draw(st.booleans()))
     text = before + WRITTEN[form["name"]] % (given, given)
-    whole = FormReader(form, ["f", "g"])
+    whole = FormReader(form, ["f", "g"], STREAM(stream=False))
     whole.feed(text, last=True)
     calls = whole.message()["tool_calls"]
     assert [call["function"] for call in calls] == [{"name": name, "arguments": given} for name in "fg"]
     assert whole.content == before.rstrip()
     places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=40)))
     content, told = "", dict[int, str]()
-    reader = FormReader(form, ["f", "g"])
+    reader = FormReader(form, ["f", "g"], STREAM(stream=True))
     for begin, end in zip([0, *places], [*places, len(text)], strict=True):
         delta = reader.feed(text[begin:end], last=end == len(text))
         content += delta.get("content", "")
@@ -153,15 +158,15 @@ def test_any_pieces_give_the_same(data: Any, arguments: dict[str, Any], before: 
 )
 def test_nothing_is_lost(parts: list[str]) -> None:
     """What is no call is text: with the calls it is all that was written but for space around them."""
-    text = "".join(parts)
-    reader = FormReader(FORMS[0], ["f", "g"])
-    for letter in text:
-        reader.feed(letter)
-    reader.feed("", last=True)
-    kept = reader.content
-    for call in reversed(reader.calls):
-        kept = kept[: call.place] + call.before + call.arguments + call.behind + kept[call.place :]
-    assert "".join(kept.split()) == "".join(text.split())
+    text, told = "".join(parts), ""
+    reader = FormReader(FORMS[0], ["f", "g"], STREAM(stream=True))
+    for letter in (*text, ""):
+        delta = reader.feed(letter, last=not letter)
+        told += delta.get("content", "")
+        told += "".join(call["function"]["arguments"] for call in delta.get("tool_calls", ()))
+    left = iter(text)
+    assert all(letter in left for letter in told)
+    assert len(text) - len(told) <= len(WRITTEN["Hermes"]) * len(reader.calls)
 
 
 def test_special_tokens_that_begin_calls_are_read() -> None:
@@ -226,10 +231,10 @@ for _ in range(300):
         ("messages", "not written", {"messages": MADE, "template": BLIND}),
         ("messages", "expected the id of a call", {"messages": [{"role": "tool", "content": "", "tool_call_id": "y"}]}),
         ("messages", "expected the id of a call", {"messages": [*MADE, {"role": "tool", "content": "12"}]}),
-        ("messages", "assistant's alone", {"messages": [*MADE, {"role": "tool", "tool_call_id": "x"}]}),
+        ("messages", "assistant alone", {"messages": [*MADE, {"role": "tool", "tool_call_id": "x"}]}),
         ("messages", "arguments", {"messages": [{"role": "assistant", "tool_calls": [
             {"id": "x", "function": {"name": "now", "arguments": "[]"}}]}]}),
-        ("messages", "assistant's alone", {"messages": [{"role": "user", "content": "a", "tool_calls": [CALLED]}]}),
+        ("messages", "assistant alone", {"messages": [{"role": "user", "content": "a", "tool_calls": [CALLED]}]}),
         ("tools", "64", {"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]}),
         ("tools", "function.name", {"tools": [{"type": "function", "function": {"name": 'f"'}}]}),
         ("tools", "'function'", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
@@ -264,9 +269,9 @@ def typed() -> Iterator[tuple[Any, Any]]:
         yield getattr(chat, f"ChatCompletion{role}MessageParam"), bodies.ChatMessage
     yield chat.ChatCompletionContentPartTextParam, bodies.TextPart
     yield chat.ChatCompletionMessageFunctionToolCallParam, bodies.MadeCall
-    yield chat.chat_completion_message_function_tool_call_param.Function, bodies.CalledFunction
+    yield chat.chat_completion_message_function_tool_call_param.Function, bodies.MadeCall.Function
     yield chat.ChatCompletionFunctionToolParam, bodies.Tool
-    yield FunctionDefinition, bodies.Function
+    yield FunctionDefinition, bodies.Tool.Function
     yield chat.ChatCompletionPredictionContentParam, bodies.Prediction
     yield chat.ChatCompletionStreamOptionsParam, bodies.StreamOptions
 
@@ -274,10 +279,60 @@ def typed() -> Iterator[tuple[Any, Any]]:
 @pytest.mark.parametrize(("theirs", "ours"), list(typed()), ids=lambda kind: kind.__name__)
 def test_every_field_of_the_official_client_is_honoured_or_refused_or_harmless(theirs: Any, ours: Any) -> None:
     """Harmless ones are told in the docs."""
-    docs = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    root = Path(__file__).parents[2]
+    docs = (root / "docs" / "serving.md").read_text(encoding="utf-8")
+    harmless = json.loads((root / "lookahead" / "serve" / "unsupported.json").read_text(encoding="utf-8"))["harmless"]
     for name in get_type_hints(theirs):
         if name in ours.unsupported:
             with pytest.raises(ApiError, match=f"{name} is not supported"):
                 ours.model_validate({name: {"what": "else"}})
         elif name not in ours.model_fields:
-            assert name in bodies.HARMLESS and f"`{name}`" in docs, name
+            assert name in harmless and f"`{name}`" in docs, name
+
+
+UNIT = {"type": "object", "properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"]}
+FORCED: Any = [
+    {"type": "function", "function": {"name": name, "parameters": UNIT | {"additionalProperties": False}}}
+    for name in ("warmth", "weather")
+]
+
+
+@pytest.mark.parametrize("template", [HERMES, MISTRAL], ids=["tags", "tokens"])
+def test_calls_are_forced_by_a_grammar(template: str) -> None:
+    pytest.importorskip("llguidance")
+    written = {
+        "a": "It is warm.",
+        "b": 'So [TOOL_CALLS] [{"name": "weather", "arguments": {"unit": "K"}}]',
+        "c": "Well so",
+    }
+    model, tokenizer = scripted(written, template, ["[TOOL_CALLS]"])
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    with served(model, tokenizer) as address, client(address) as openai:
+
+        def calls(which: str, tools: Any = FORCED, **settings: Any) -> Any:
+            message = (
+                openai.chat.completions.create(**asked(which, tools=tools, max_tokens=500, **settings))
+                .choices[0]
+                .message
+            )
+            found = calls_of(message)
+            assert all(given in ({"unit": "C"}, {"unit": "F"}) for _, given in found)
+            return message.content, [name for name, _ in found]
+
+        for plainly in (True, False):
+            extra = {"use_lookahead": plainly}
+            assert calls("a", tool_choice=named, extra_body=extra) == (None, ["weather"])
+        content, names = calls("a", tool_choice="required", parallel_tool_calls=False)
+        assert content is None and len(names) == 1
+        found = [calls("a", tool_choice="required", temperature=1, seed=seed) for seed in range(6)]
+        assert all(content is None and names for content, names in found)
+        assert max(len(names) for _, names in found) > 1 or template == MISTRAL
+        with pytest.raises(BadRequestError, match="tools both say"):
+            calls("a", response_format={"type": "json_object"})
+        strict = [tool | {"function": tool["function"] | {"strict": True}} for tool in FORCED]
+        if template == MISTRAL:
+            assert calls("b", strict) == ("So", ["weather"])
+            assert calls("c", strict) == ("Well so", [])
+        else:
+            with pytest.raises(BadRequestError, match="strict"):
+                calls("b", strict)
