@@ -11,6 +11,7 @@ _RATIOS = ("mean_acceptance_length", "acceptance_rate")  # properties that to_di
 _Amount = TypeVar("_Amount", int, float)
 _SOURCES = {
     "draft": "the draft model",
+    "grammar": "what must follow",
     "pool": "n-grams seen before",
     "recycling": "what came after a token before",
     "reference": "a given text",

@@ -57,8 +57,12 @@ class ForcedSource:
         """Those that may follow where it was asked last."""
         state = self._asked
         if state.taken:  # what was forced on the way here goes on, or nothing of the grammar does
-            return [candidate for candidate in candidates if (candidate[0], 0) in (state.ahead or ())[:1]]
-        return [candidate for candidate in candidates if state.matcher.validate_tokens(candidate[:1])]
+            only = [candidate[0] for candidate in (state.ahead or ())[:1]]
+        elif state.matcher.is_stopped():
+            only = self._tokenizer.eos_tokens
+        else:
+            return [candidate for candidate in candidates if state.matcher.validate_tokens(candidate[:1])]
+        return [candidate for candidate in candidates if candidate[0] in only]
 
     def _ahead(self, state: GrammarPlace) -> list[Candidate]:
         if state.taken:

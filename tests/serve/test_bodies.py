@@ -104,7 +104,7 @@ NULLS += ["frequency_penalty", "presence_penalty", "logit_bias", "n", "stop", "m
 NULLS += ["use_lookahead", "lookahead", "logprobs", "top_logprobs", "max_completion_tokens", "echo", "best_of", "tools"]
 NULLS += ["tool_choice", "functions", "function_call", "response_format", "audio", "modalities", "user", "suffix"]
 NULLS += ["metadata", "service_tier", "reasoning_effort", "verbosity", "web_search_options", "parallel_tool_calls"]
-NULLS += ["store"]
+NULLS += ["store", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"]
 
 
 def test_null_is_as_if_left_out() -> None:
@@ -127,8 +127,7 @@ def test_null_is_as_if_left_out() -> None:
     [
         *((path, field) for path in (CHAT, TEXT) for field in (
             {"tool_choice": "required"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-            {"web_search_options": {}}, {"guided_json": {}}, {"guided_regex": "a"}, {"guided_choice": ["a"]},
-            {"structured_outputs": {"json": {}}}, {"response_format": {"type": "json_object"}}, {"ignore_eos": True},
+            {"web_search_options": {}}, {"structural_tag": {}}, {"guided_whitespace_pattern": ""}, {"ignore_eos": True},
             {"best_of": 3}, {"suffix": "x"}, {"reasoning_effort": "low"}, {"stop_token_ids": [1]}, {"bad_words": ["a"]},
             {"logits_processors": ["x"]}, {"use_beam_search": True}, {"chat_template_kwargs": {"a": 1}},
             {"skip_special_tokens": False}, {"function_call": {"name": "f"}}, {"functions": [{}]}, {"grammar": "x"},
