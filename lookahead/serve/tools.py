@@ -42,11 +42,7 @@ class ToolCall:
 
 
 class Reader:
-    """Splits an answer into content and calls as it comes.
-
-    Attributes:
-        content, calls: what is known by now.
-    """
+    """Splits an answer into content and calls as it comes."""
 
     def __init__(self) -> None:
         self.content, self.calls = "", list[ToolCall]()
@@ -224,10 +220,7 @@ class ToolTemplate:
     def tools(self, messages: Sequence[dict[str, Any]], request: ChatRequest) -> list[dict[str, Any]]:
         """The tools of a request that may be called, where the template writes all that it holds, and calls have a form
         that is known. Answers of tools are given their names, which some templates write."""
-        choice, made = request.tool_choice, dict[str, str]()
-        given = [tool.function for tool in request.tools if choice != "none"]
-        said = [{name: what for name, what in each if name != "strict" and what is not None} for each in given]
-        tools = [{"type": "function", "function": each} for each in said]
+        tools, made = _callable(request), dict[str, str]()
         for message in messages:
             made |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
             if message["role"] == "tool":
@@ -237,7 +230,7 @@ class ToolTemplate:
                 message.setdefault("name", made[asked])
         if made and not all(part in self._talk for part in (_NAME, _DATA["talk"][-1]["content"])):
             raise _unsupported("messages", "tool_calls are not written by this model's chat template")
-        if choice not in ("none", "auto") and not _chosen(tools, choice):
+        if request.tool_choice not in ("none", "auto") and not tools:
             raise _unsupported("tool_choice", 'expected "none", "auto", "required", or one of the functions in tools')
         if tools and not self._writes_tools:
             raise _unsupported("tools", "this model's chat template does not write them; --chat-template names another")
@@ -271,7 +264,7 @@ class ToolTemplate:
                 raise _unsupported("tools", 'strict needs a token that begins calls, or tool_choice "required"')
             calls = f"<[^{mark}]>* ({calls})?"
         chosen = []
-        for tool in (tool["function"] for tool in _chosen(tools, choice)):
+        for tool in (tool["function"] for tool in tools):
             schema = json.dumps({"type": "object"} | tool["parameters"] | _DATA["style"])
             before, behind = map(self._lark, call.replace("NAME", tool["name"]).split("ARGUMENTS"))
             chosen.append(f"({before} %json {schema} {behind})")
@@ -290,10 +283,14 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _chosen(tools: Sequence[Any], choice: Any) -> list[Any]:
-    """The tools that may be called."""
-    named = [{"type": "function", "function": {"name": tool["function"]["name"]}} for tool in tools]
-    return [tool for tool, name in zip(tools, named, strict=True) if choice in ("auto", "required", name)]
+def _callable(request: ChatRequest) -> list[dict[str, Any]]:
+    """The tools that may be called, as chat templates take them."""
+    found = []
+    for tool in request.tools:
+        if request.tool_choice in ("auto", "required", {"type": "function", "function": {"name": tool.function.name}}):
+            given = {name: said for name, said in tool.function if name != "strict" and said is not None}
+            found.append({"type": "function", "function": given})
+    return found
 
 
 def _unsupported(name: str, reason: str) -> ApiError:
