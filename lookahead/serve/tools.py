@@ -1,8 +1,9 @@
 """Tools in chats: what a model's template writes of them, and the calls in its answers, read as they come.
 
 The template is asked: it writes a call, and the form that reads it back is the model's. A tokenizer that has a
-``response_template`` says itself how answers are read. ``tools.json`` has the forms, what templates are asked, the most
-lists and objects in each other, and the characters of a call's id: some templates take no others.
+``response_template`` says itself how answers are read. ``tools.json`` has the forms, what templates are asked, the
+most lists and objects in each other, the most calls that a grammar lets through (small models find no end), and the
+characters of a call's id: some templates take no others.
 """
 
 import json
@@ -257,7 +258,7 @@ class ToolTemplate:
             raise _unsupported("tool_choice", "this tokenizer's response_template does not say how calls are written")
         opens, call, between, closes = self._form["written"]
         several = request.parallel_tool_calls and choice in ("auto", "required") and between
-        more = f"({self._lark(between)} call)*" if several else ""
+        more = f"({self._lark(between)} call){{0,{_DATA['forced'] - 1}}}" if several else ""
         calls = f"{self._lark(opens)} call {more} {self._lark(closes)}"
         if choice == "auto":
             if (mark := next((self._marks[mark] for mark in self._marks if opens.startswith(mark)), None)) is None:
