@@ -154,9 +154,9 @@ class DecodingStats:
             legend: add two or three lines that say what the words mean.
         """
         if not self.steps:
-            if self.plain:
-                return f"Decoded by transformers' own loop: {'; '.join(self.plain)}."
-            return "Nothing was decoded."
+            return (
+                f"Decoded by transformers' own loop: {'; '.join(self.plain)}." if self.plain else "Nothing was decoded."
+            )
         passes = counted(self.steps, "pass", "passes")
         what = f"{counted(self.emitted, 'token')} in {passes} (S = {self.mean_acceptance_length:.2f})"
         if self.steps == 1:
@@ -216,8 +216,8 @@ class DecodingStats:
 
     def to_dict(self) -> dict[str, Any]:
         """All counts and the two ratios, as plain data."""
-        histogram = dict(sorted(self.histogram.items()))
-        return asdict(self) | {"histogram": histogram} | {name: getattr(self, name) for name in _RATIOS}
+        ratios = {name: getattr(self, name) for name in _RATIOS}
+        return asdict(self) | {"histogram": dict(sorted(self.histogram.items()))} | ratios
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as JSON."""

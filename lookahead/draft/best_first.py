@@ -239,11 +239,9 @@ class BestFirstTree:
 
     def sources_of(self, tree: TokenTree) -> list[str]:
         """The first source that has proposed each node of the tree grown last; empty where none has."""
-        names = [""]
-        for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
-            source = self._first(self._offered[parent], token) if parent < len(self._offered) else None
-            names.append("" if source is None else source.name)
-        return names
+        offered = [self._offered[parent] if parent < len(self._offered) else () for parent in tree.parents[1:]]
+        found = map(self._first, offered, tree.tokens[1:])
+        return ["", *("" if source is None else source.name for source in found)]
 
     def _first(self, proposed: Proposed, token: int) -> Source | None:
         """The first source that has proposed a token."""

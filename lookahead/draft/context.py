@@ -14,7 +14,6 @@ from lookahead.draft.memory import Memory
 from lookahead.draft.pass_costs import ModelLimits
 from lookahead.draft.planner import Planner
 from lookahead.models.hidden_states import HiddenStates
-from lookahead.sources.base import Source
 from lookahead.sources.perturbed import Draw
 
 
@@ -47,7 +46,7 @@ class CallContext:
     curve: Callable[[], StepTimes]  # finds the latency curve of passes as they are run now
     closing: Callable[[Callable[[], None]], object]  # is told what to call when the call is over, even by an error
     hidden: HiddenStates | None = None  # of the last pass, if the strategy wants them
-    sources: Sequence[Callable[[RowContext], Source]] = ()  # of processors that know what may follow
+    sources: Sequence[Callable[[RowContext], Any]] = ()  # of processors that know what may follow
 
 
 @dataclass(frozen=True, slots=True)

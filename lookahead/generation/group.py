@@ -129,8 +129,7 @@ class CallGroup(RowGroup):
             self._stream.flush()
         seen, self._uncounted = self._uncounted, None
         if seen is not None and self.stats is not None:
-            step, written = seen
-            self.stats.count(step, list(map(len, written)), first=not self.stats.steps, detailed=self._detailed)
+            self.stats.count(seen[0], list(map(len, seen[1])), first=not self.stats.steps, detailed=self._detailed)
 
     def output(self, store: Callable[[Cache], None]) -> Any:
         """What ``generate`` returns; ``store`` leaves the group's keys and values in a cache."""

@@ -152,7 +152,6 @@ class AutomaticStrategy(Strategy):
     ) -> Drafts:
         """The automatic mode's drafters, which share one planner; only this strategy knows the ``extra`` sources."""
         makers = FREE_SOURCES | dict(extra or {})
-        chain = call.rows[0].chain
         if self.references:
             if (most := max(map(max, self.references))) >= (vocab_size := call.rows[0].vocab_size):
                 raise LookaheadError(
@@ -179,7 +178,7 @@ class AutomaticStrategy(Strategy):
         )
         top_k = BEST if call.rows[0].draw is None else DRAWN_BEST
         drafters = [
-            AutomaticDrafter(row.prompt, sources, planner, chain, top_k, call.memory.notes)
+            AutomaticDrafter(row.prompt, sources, planner, row.chain, top_k, call.memory.notes)
             for row, sources in zip(call.rows, rows, strict=True)
         ]
         return Drafts(drafters, planner)
