@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from helpers.models import SIZES
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -21,11 +22,8 @@ HERMES = (
 
 
 def scripted(answers: dict[str, str], template: str = HERMES, special: Sequence[str] = ()) -> tuple[Any, Any]:
-    """A model and a tokenizer; ``answers`` are by the last letter of the conversation.
-
-    Each token of an answer is its own, and the model knows the next one by the last: its layers add nothing. Prompts
-    are read letter by letter. ``special`` are tokens that texts do not show.
-    """
+    """A model and a tokenizer; ``answers`` are by the last letter of the conversation. Each token of an answer is its
+    own, and the model knows the next one by the last: its layers add nothing. Texts do not show ``special`` tokens."""
     letters = bytes_to_unicode()
     vocabulary = {letter: number for number, letter in enumerate(sorted(letters.values()))}
     chains = []
@@ -39,14 +37,12 @@ def scripted(answers: dict[str, str], template: str = HERMES, special: Sequence[
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END, chat_template=template)
     end = tokenizer.eos_token_id
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=4096, tie_word_embeddings=False, eos_token_id=end, bos_token_id=None,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    own = {"vocab_size": len(tokenizer), "eos_token_id": end, "max_position_embeddings": 4096}
+    model = LlamaForCausalLM(LlamaConfig(**SIZES | own | {"hidden_size": 64, "tie_word_embeddings": False})).eval()
     with torch.no_grad():
-        model.model.layers[0].self_attn.o_proj.weight.zero_()
-        model.model.layers[0].mlp.down_proj.weight.zero_()
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
         model.model.embed_tokens.weight.normal_()
         model.lm_head.weight.zero_()
         for chain in chains:

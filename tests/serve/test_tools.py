@@ -1,7 +1,6 @@
 """Tools in prompts, calls in answers: read in any pieces, whole and streamed, as the official client sees them."""
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from helpers.scripted import HERMES, LAST, scripted
 from helpers.serving import NAME, client, served
+from helpers.toy import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import BadRequestError, OpenAI
@@ -28,12 +28,7 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}},
     {"type": "function", "function": {"name": "now"}},
 ]
-MISTRAL = (
-    "{% for tool in tools or [] %}[TOOL]{{ tool | tojson }}{% endfor %}"
-    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% if message.tool_calls %}[TOOL_CALLS] ["
-    '{% for call in message.tool_calls %}{"name": "{{ call.function.name }}", '
-    '"arguments": {{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}{% endfor %}]{% endif %}{% endfor %}'
-) + LAST  # fmt: skip
+MISTRAL = HERMES.replace('<tool_call>\n{"name"', '[TOOL_CALLS] [{"name"').replace("}\n</tool_call>", "}]")
 ANSWERS = {
     "a": 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "A }\\"{ B", "x": {"y": []}}}\n'
     '</tool_call>\n<tool_call>{"name":"now","arguments":{}}</tool_call>',
@@ -54,6 +49,10 @@ def asked(which: str, **settings: Any) -> dict[str, Any]:
     return {"model": NAME, "messages": messages, "tools": TOOLS, "temperature": 0} | settings
 
 
+def answer(openai: OpenAI, which: str, **settings: Any) -> Any:
+    return openai.chat.completions.create(**asked(which, **settings)).choices[0]
+
+
 def calls_of(message: Any) -> list[tuple[str, Any]]:
     return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
 
@@ -64,9 +63,8 @@ def test_calls_in_a_whole_answer(openai: OpenAI) -> None:
             assert choice.message.content == "Let me see." and choice.finish_reason == "tool_calls"
             assert calls_of(choice.message) == CALLS
             assert len({call.id for call in choice.message.tool_calls or ()}) == 2
-    only = openai.chat.completions.create(**asked("a", parallel_tool_calls=False)).choices[0].message
-    assert calls_of(only) == CALLS[:1]
-    cut = openai.chat.completions.create(**asked("a", max_tokens=30)).choices[0]
+    assert calls_of(answer(openai, "a", parallel_tool_calls=False).message) == CALLS[:1]
+    cut = answer(openai, "a", max_tokens=30)
     assert cut.finish_reason == "length" and cut.message.tool_calls is None
     assert ANSWERS["a"].startswith(str(cut.message.content))
 
@@ -74,10 +72,9 @@ def test_calls_in_a_whole_answer(openai: OpenAI) -> None:
 @pytest.mark.parametrize(("which", "tools"), [("b", TOOLS), ("c", TOOLS), ("d", TOOLS), ("a", []), ("a", None)])
 def test_what_is_no_call_of_a_tool_stays_text(openai: OpenAI, which: str, tools: Any) -> None:
     """Neither what is malformed, nor calls of others, or where there are no tools or are not to be called."""
-    settings: Any = {"tool_choice": "none"} if tools is None else {"tools": tools}
-    choice = openai.chat.completions.create(**asked(which, **settings)).choices[0]
-    assert choice.message.content == ANSWERS[which] and choice.message.tool_calls is None
-    assert choice.finish_reason == "stop"
+    choice = answer(openai, which, **({"tool_choice": "none"} if tools is None else {"tools": tools}))
+    said = choice.message
+    assert (said.content, said.tool_calls, choice.finish_reason) == (ANSWERS[which], None, "stop")
 
 
 @pytest.mark.parametrize("settings", [{}, {"logprobs": True}, {"extra_body": {"lookahead": {"details": True}}}])
@@ -91,29 +88,21 @@ def test_calls_in_a_stream(openai: OpenAI, settings: Any) -> None:
     named = [call.function and call.function.name for call in told if call.id]
     assert named == ["weather", "now"] and [call.index for call in told] == sorted(call.index for call in told)
     assert len(told) > 10 or "logprobs" in settings, "arguments come in pieces"
-    text = "".join(
-        chunk.choices[0].delta.content or "" for chunk in openai.chat.completions.create(**asked("b"), stream=True)
-    )
-    assert text == ANSWERS["b"]
 
 
 def test_a_conversation_with_calls_goes_on(openai: OpenAI, loaded: tuple[Any, Any]) -> None:
-    said = openai.chat.completions.create(**asked("a")).choices[0].message
+    said = answer(openai, "a").message
     messages: Any = [*asked("a")["messages"], said]
     for call in said.tool_calls or ():
         messages.append({"role": "tool", "tool_call_id": call.id, "content": f"{call.function.name}: b"})
-    answer = openai.chat.completions.create(**asked("a", messages=messages))
-    assert answer.choices[0].message.content == ANSWERS["b"]
-    rendered = [said.to_dict(exclude_none=True) if said is messages[1] else said for said in messages]
+    goes_on = openai.chat.completions.create(**asked("a", messages=messages))
+    assert goes_on.choices[0].message.content == ANSWERS["b"]
     made = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in CALLS]
-    rendered[1] = {"role": "assistant", "content": "Let me see.", "tool_calls": made}
-    tokenizer = loaded[1]
-    tools = [
-        TOOLS[0],
-        {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
-    ]
-    text = tokenizer.apply_chat_template(rendered, tools=tools, add_generation_prompt=True, tokenize=False)
-    assert answer.usage is not None and answer.usage.prompt_tokens == len(tokenizer(text)["input_ids"])
+    messages[1] = {"role": "assistant", "content": "Let me see.", "tool_calls": made}
+    bare = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+    settings: Any = {"tools": [TOOLS[0], bare], "add_generation_prompt": True, "tokenize": False}
+    text = loaded[1].apply_chat_template(messages, **settings)
+    assert goes_on.usage is not None and goes_on.usage.prompt_tokens == len(loaded[1](text)["input_ids"])
 
 
 WRITTEN = {
@@ -123,15 +112,13 @@ WRITTEN = {
     "Mistral [ARGS]": "[TOOL_CALLS]f[CALL_ID]abc[ARGS]%s[TOOL_CALLS]g%s",
     "Llama 3 JSON": '<|python_tag|>{"name": "f", "parameters": %s}; {"name": "g", "parameters": %s}',
 }
-VALUES: Any = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-)
-
-
+PARTS = [*WRITTEN["Hermes"].split("%s"), "{", "}", '"', "\\", "x", " ", '{"a": 1}']
+LEAVES = st.none() | st.integers() | st.text()
+VALUES: Any = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 STREAM: Any = partial(SimpleNamespace, parallel_tool_calls=True)
 
 
+@examples(60)
 @given(st.data(), st.dictionaries(st.text(), VALUES), st.sampled_from(["", "So: ", "{", "a < b, <tool", "[1, 2] "]))
 def test_any_pieces_give_the_same(data: Any, arguments: dict[str, Any], before: str) -> None:
     form = data.draw(st.sampled_from(FORMS))
@@ -153,9 +140,8 @@ def test_any_pieces_give_the_same(data: Any, arguments: dict[str, Any], before: 
     assert (content, told) == (whole.content, {0: given, 1: given})
 
 
-@given(
-    st.lists(st.sampled_from([*WRITTEN["Hermes"].split("%s"), "{", "}", '"', "\\", "x", " ", '{"a": 1}']), max_size=12)
-)
+@examples(100)
+@given(st.lists(st.sampled_from(PARTS), max_size=12))
 def test_nothing_is_lost(parts: list[str]) -> None:
     """What is no call is text: with the calls it is all that was written but for space around them."""
     text, told = "".join(parts), ""
@@ -173,10 +159,10 @@ def test_special_tokens_that_begin_calls_are_read() -> None:
     text = 'Wait.[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}]'
     model, tokenizer = scripted({"a": text, "b": "Well[ARGS]so."}, MISTRAL, ["[TOOL_CALLS]", "[ARGS]"])
     with served(model, tokenizer) as address, client(address) as openai:
-        choice = openai.chat.completions.create(**asked("a", stop=["[TOOL_CALLS]x"])).choices[0]
+        choice = answer(openai, "a", stop=["[TOOL_CALLS]x"])
         assert (choice.message.content, calls_of(choice.message)) == ("Wait.", [("weather", {"city": "Rome"})])
-        assert openai.chat.completions.create(**asked("b")).choices[0].message.content == "Well[ARGS]so."
-        assert openai.chat.completions.create(**asked("b", tools=[])).choices[0].message.content == "Wellso."
+        assert answer(openai, "b").message.content == "Well[ARGS]so."
+        assert answer(openai, "b", tools=[]).message.content == "Wellso."
 
 
 OWN = {
@@ -193,21 +179,19 @@ OWN = {
 
 def test_a_response_template_is_followed() -> None:
     answers = {"a": 'So <call:weather>{"city": "A"}</call><call:now>{}</call>', "b": "x <call:now>{]</call> y"}
-    model, tokenizer = scripted(answers | {"c": "<call:other>{}</call>"}, HERMES)
+    answers["c"] = "<call:other>{}</call>"
+    model, tokenizer = scripted(answers)
     tokenizer.response_template = OWN
     with served(model, tokenizer) as address, client(address) as openai:
         with openai.chat.completions.stream(**asked("a")) as stream:
             streamed = stream.get_final_completion().choices[0]
-        for choice in (streamed, openai.chat.completions.create(**asked("a")).choices[0]):
+        for choice in (streamed, answer(openai, "a")):
             assert str(choice.message.content).endswith("So ") and choice.finish_reason == "tool_calls"
             assert calls_of(choice.message) == [("weather", {"city": "A"}), ("now", {})]
-        only = openai.chat.completions.create(**asked("a", parallel_tool_calls=False)).choices[0].message
-        assert calls_of(only) == [("weather", {"city": "A"})]
+        assert calls_of(answer(openai, "a", parallel_tool_calls=False).message) == [("weather", {"city": "A"})]
         for which in "bc":
-            choice = openai.chat.completions.create(**asked(which)).choices[0]
-            assert choice.message.tool_calls is None and (answers | {"c": "<call:other>{}"})[which] in str(
-                choice.message.content
-            )
+            choice = answer(openai, which)
+            assert choice.message.tool_calls is None and answers[which] in str(choice.message.content)
 
 
 def planned(template: str = HERMES, **body: Any) -> Any:
@@ -218,9 +202,7 @@ def planned(template: str = HERMES, **body: Any) -> Any:
 CALLED = {"id": "x", "type": "function", "function": {"name": "now", "arguments": "{}"}}
 MADE = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [CALLED]}]
 BLIND = "{% for message in messages %}{{ message.content }}{% endfor %}" + LAST
-DEEP: Any = "x"
-for _ in range(300):
-    DEEP = {"a": [DEEP]}
+DEEP = json.loads('{"a":[' * 300 + "]}" * 300)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +211,6 @@ for _ in range(300):
         ("tools", "chat template does not write them", {"tools": TOOLS, "template": BLIND}),
         ("tools", "form that is not known", {"tools": TOOLS, "template": HERMES.replace("<tool_call>", "<call>")}),
         ("messages", "not written", {"messages": MADE, "template": BLIND}),
-        ("messages", "expected the id of a call", {"messages": [{"role": "tool", "content": "", "tool_call_id": "y"}]}),
         ("messages", "expected the id of a call", {"messages": [*MADE, {"role": "tool", "content": "12"}]}),
         ("messages", "assistant alone", {"messages": [*MADE, {"role": "tool", "tool_call_id": "x"}]}),
         ("messages", "arguments", {"messages": [{"role": "assistant", "tool_calls": [
@@ -259,29 +240,27 @@ def test_special_tokens_in_tools_and_outcomes_are_text() -> None:
     assert tokenizer.decode(ids).replace("\u200b", "").count("<end>") == 4
 
 
-def typed() -> Iterator[tuple[Any, Any]]:
-    """OpenAI's types of what a request may hold, each with the server's own."""
-    for kind in (chat_params.CompletionCreateParamsNonStreaming, chat_params.CompletionCreateParamsStreaming):
-        yield kind, bodies.ChatRequest
-    for other in get_args(completion_create_params.CompletionCreateParams):
-        yield other, bodies.CompletionRequest
-    for role in ("Developer", "System", "User", "Assistant", "Tool"):
-        yield getattr(chat, f"ChatCompletion{role}MessageParam"), bodies.ChatMessage
-    yield chat.ChatCompletionContentPartTextParam, bodies.TextPart
-    yield chat.ChatCompletionMessageFunctionToolCallParam, bodies.MadeCall
-    yield chat.chat_completion_message_function_tool_call_param.Function, bodies.MadeCall.Function
-    yield chat.ChatCompletionFunctionToolParam, bodies.Tool
-    yield FunctionDefinition, bodies.Tool.Function
-    yield chat.ChatCompletionPredictionContentParam, bodies.Prediction
-    yield chat.ChatCompletionStreamOptionsParam, bodies.StreamOptions
+# OpenAI's types of what a request may hold, each with the server's own.
+TYPES: Any = [
+    *((kind, bodies.ChatRequest) for kind in get_args(chat_params.CompletionCreateParams)),
+    *((kind, bodies.CompletionRequest) for kind in get_args(completion_create_params.CompletionCreateParams)),
+    *((getattr(chat, f"ChatCompletion{role}MessageParam"), bodies.ChatMessage) for role in (
+        "Developer", "System", "User", "Assistant", "Tool")),
+    (chat.ChatCompletionContentPartTextParam, bodies.TextPart),
+    (chat.ChatCompletionMessageFunctionToolCallParam, bodies.MadeCall),
+    (chat.chat_completion_message_function_tool_call_param.Function, bodies.MadeCall.Function),
+    (chat.ChatCompletionFunctionToolParam, bodies.Tool),
+    (FunctionDefinition, bodies.Tool.Function),
+    (chat.ChatCompletionPredictionContentParam, bodies.Prediction),
+    (chat.ChatCompletionStreamOptionsParam, bodies.StreamOptions),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("theirs", "ours"), list(typed()), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(("theirs", "ours"), TYPES, ids=lambda kind: kind.__name__)
 def test_every_field_of_the_official_client_is_honoured_or_refused_or_harmless(theirs: Any, ours: Any) -> None:
     """Harmless ones are told in the docs."""
-    root = Path(__file__).parents[2]
-    docs = (root / "docs" / "serving.md").read_text(encoding="utf-8")
-    harmless = json.loads((root / "lookahead" / "serve" / "unsupported.json").read_text(encoding="utf-8"))["harmless"]
+    docs = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    harmless = json.loads(Path(bodies.__file__).with_name("unsupported.json").read_text(encoding="utf-8"))["harmless"]
     for name in get_type_hints(theirs):
         if name in ours.unsupported:
             with pytest.raises(ApiError, match=f"{name} is not supported"):
@@ -290,40 +269,27 @@ def test_every_field_of_the_official_client_is_honoured_or_refused_or_harmless(t
             assert name in harmless and f"`{name}`" in docs, name
 
 
-UNIT = {"type": "object", "properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"]}
-FORCED: Any = [
-    {"type": "function", "function": {"name": name, "parameters": UNIT | {"additionalProperties": False}}}
-    for name in ("warmth", "weather")
-]
+UNIT = {"type": "object", "properties": {"unit": {"enum": ["C", "F"]}}, "additionalProperties": False}
+UNIT["required"] = ["unit"]
+FORCED: Any = [{"type": "function", "function": {"name": name, "parameters": UNIT}} for name in ("warmth", "weather")]
 
 
 @pytest.mark.parametrize("template", [HERMES, MISTRAL], ids=["tags", "tokens"])
 def test_calls_are_forced_by_a_grammar(template: str) -> None:
     pytest.importorskip("llguidance")
-    written = {
-        "a": "It is warm.",
-        "b": 'So [TOOL_CALLS] [{"name": "weather", "arguments": {"unit": "K"}}]',
-        "c": "Well so",
-    }
-    model, tokenizer = scripted(written, template, ["[TOOL_CALLS]"])
+    written = {"a": "It is warm.", "b": 'So [TOOL_CALLS] [{"name": "weather", "arguments": {"unit": "K"}}]'}
+    model, tokenizer = scripted(written | {"c": "Well so"}, template, ["[TOOL_CALLS]"])
     named: Any = {"type": "function", "function": {"name": "weather"}}
     with served(model, tokenizer) as address, client(address) as openai:
 
         def calls(which: str, tools: Any = FORCED, **settings: Any) -> Any:
-            message = (
-                openai.chat.completions.create(**asked(which, tools=tools, max_tokens=500, **settings))
-                .choices[0]
-                .message
-            )
+            message = answer(openai, which, tools=tools, max_tokens=500, **settings).message
             found = calls_of(message)
             assert all(given in ({"unit": "C"}, {"unit": "F"}) for _, given in found)
             return message.content, [name for name, _ in found]
 
-        for plainly in (True, False):
-            extra = {"use_lookahead": plainly}
-            assert calls("a", tool_choice=named, extra_body=extra) == (None, ["weather"])
-        content, names = calls("a", tool_choice="required", parallel_tool_calls=False)
-        assert content is None and len(names) == 1
+        for use in (True, False):
+            assert calls("a", tool_choice=named, extra_body={"use_lookahead": use}) == (None, ["weather"])
         found = [calls("a", tool_choice="required", temperature=1, seed=seed) for seed in range(6)]
         assert all(content is None and names for content, names in found)
         assert max(len(names) for _, names in found) > 1 or template == MISTRAL
