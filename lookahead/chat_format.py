@@ -63,16 +63,16 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], template: str 
 
 
 def written(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], template: str | None = None, opens: bool = True
+    tokenizer: Any, messages: Sequence[Any], template: str | None = None, opens: bool = True, tools: Sequence[Any] = ()
 ) -> tuple[str, bool]:
     """A conversation as text, and whether the tokenizer is to add special tokens: templates write them themselves, the
-    plain one leaves them to it. ``opens``: the assistant's next message begins."""
+    plain one leaves them to it. ``opens``: the assistant's next message begins. ``tools`` are OpenAI's."""
     own = getattr(tokenizer, "chat_template", None)
     chosen = template or (None if own else PLAIN_TEMPLATE)  # None: the tokenizer's, of several the one by default
-    settings = {"chat_template": chosen, "add_generation_prompt": opens, "tokenize": False}
+    settings = {"chat_template": chosen, "add_generation_prompt": opens, "tokenize": False, "tools": tools or None}
     try:
         text = tokenizer.apply_chat_template([dict(message) for message in messages], **settings)
-    except (TemplateError, ValueError) as error:  # ValueError: of several none is the default
+    except (TemplateError, TypeError, ValueError) as error:  # ValueError: of several none is the default
         raise LookaheadError(f"The chat template refuses these messages: {error}.") from error
     return str(text), chosen == PLAIN_TEMPLATE
 

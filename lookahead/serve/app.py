@@ -140,8 +140,8 @@ async def _chunks(running: _Running, shape: Shape, event: Piece | Answer | None)
                 yield _event(shape.begin, event.index)
             if isinstance(event, Answer):
                 yield await run_in_threadpool(_event, shape.end, event, event.text if gathers else None)
-            elif not gathers:
-                yield _event(shape.piece, event)
+            elif not gathers and (chunk := shape.piece(event)):
+                yield _event(dict, chunk)
             event = await running.next()
         if shape.plan.request.stream_options.include_usage:
             yield _event(shape.last, running.answers)

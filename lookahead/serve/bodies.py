@@ -7,7 +7,7 @@ from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError, model_validator
 
 from lookahead.serve.errors import ApiError
 
@@ -46,22 +46,48 @@ class TextPart(_Body):
 
 
 _Ids = Annotated[list[int], _FIRST]
+_Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 _Content = str | Annotated[list[TextPart], _FIRST]
+
+
+class Tool(_Body):
+    class Function(_Body):
+        model_config = ConfigDict(extra="allow")  # templates may read more
+        name: Annotated[str, Field(pattern=r"^[\w./:-]{1,64}$")]
+        description: str | None = None
+        parameters: dict[str, Any] = {"type": "object", "properties": {}}
+        strict: bool = False
+
+    type: Literal["function"]
+    function: Function
+
+
+class MadeCall(_Body):
+    class Function(_Body):
+        name: str
+        arguments: Json[dict[str, Any]]
+
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
 
 
 class ChatMessage(_Body):
     where = "messages"
     unsupported = _UNSUPPORTED["message"]
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
     name: str | None = None
+    tool_calls: Annotated[list[MadeCall], _FIRST] = []
+    tool_call_id: str | None = None
 
-    def as_text(self) -> dict[str, str]:
+    def as_text(self) -> dict[str, Any]:
         """The message as chat templates take it."""
-        if self.content is None and self.role != "assistant":
-            raise ApiError("messages: content may be left out, or null, of the assistant's alone.", param="messages")
+        if self.role != "assistant" and (self.content is None or self.tool_calls):
+            raise ApiError("messages: content may be left out, calls made, by the assistant alone.", param="messages")
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": text_of(self.content or "")} | ({"name": self.name} if self.name else {})
+        more = self.model_dump(include={"name", "tool_calls", "tool_call_id"})
+        return {"role": role, "content": text_of(self.content or "")} | {key: it for key, it in more.items() if it}
 
 
 class Prediction(_Body):
@@ -101,7 +127,7 @@ class Request(_Body):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)] = 0.0
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)] = 0.0
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]] | None = None
+    logit_bias: Annotated[dict[str, _Bias], Field(max_length=_MOST_BIASES)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] = 1
     stop: str | Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
@@ -138,6 +164,9 @@ class Request(_Body):
 class ChatRequest(Request):
     unsupported = _UNSUPPORTED["request"] | _UNSUPPORTED["chat"]
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] = []
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
@@ -188,8 +217,6 @@ def read(raw: bytes, kind: type[_Model], most_values: int = MOST_VALUES) -> _Mod
         raise ApiError(f"The body is not JSON that can be read: {str(error)[:200]}.") from error
     if not isinstance(document, dict):
         raise ApiError(f"The body must be a JSON object: got {type(document).__name__}.")
-    if isinstance(biases := document.get("logit_bias"), dict) and len(biases) > _MOST_BIASES:
-        raise ApiError(f"logit_bias: expected at most {_MOST_BIASES} tokens, got {len(biases)}.", param="logit_bias")
     try:
         return kind.model_validate(document)
     except RecursionError as error:

@@ -201,7 +201,7 @@ class Engine:
         if plan.grammar is not None:
             processors.append(Grammar(self.tokenizer, **plan.grammar))
         if request.stops:
-            settings["stopping_criteria"] = [StopStrings(self.tokenizer, request.stops)]
+            settings["stopping_criteria"] = [StopStrings(plan.tokenizer or self.tokenizer, request.stops)]
         if stream.cache is not None:
             settings[CACHE] = stream.cache
         inputs = torch.tensor([ids], device=self.model.device)
@@ -228,9 +228,9 @@ class Engine:
         stopped = stream.close()
         finish = "stop" if ended or stopped or len(tokens) < plan.room[which] else "length"
         stats = getattr(output, "stats", None) or DecodingStats(steps=len(tokens), emitted=len(tokens))
-        whole = text_of(self.tokenizer, tokens)
+        whole = text_of(plan.tokenizer or self.tokenizer, tokens)
         kept, found = stream.text if stopped else whole, None
         if stream.logs is not None:
-            shown = len(tokens) if kept == whole else tokens_of(self.tokenizer, tokens, kept)
+            shown = len(tokens) if kept == whole else tokens_of(plan.tokenizer or self.tokenizer, tokens, kept)
             found = stream.logs.all(tokens)[:shown]
         return Answer(stream.index, tokens, length, stream.cached, finish, stats, stream.drafts, kept, found)

@@ -74,7 +74,7 @@ class AnswerStream(PieceStreamer):
     KV cache of the text before, of which ``cached`` tokens were known."""
 
     def __init__(self, job: Job, index: int, tokenizer: Any, cache: Any = None, cached: int = 0) -> None:
-        super().__init__(tokenizer, job.plan.request.stops)
+        super().__init__(job.plan.tokenizer or tokenizer, job.plan.request.stops)
         self._job, self.index, self.cache, self.cached = job, index, cache, cached
         self.logs = None if job.plan.logprobs is None else LogProbs(job.plan.logprobs)
         self._tokens: list[dict[str, Any]] = []  # not told yet

@@ -2,8 +2,8 @@
 
 import re
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from lookahead.chat_format import end_tokens, sampling_of, turns, written
 from lookahead.pieces import Pieces
 from lookahead.serve.bodies import MOST_VALUES, ChatRequest, CompletionRequest, Request, read, text_of
 from lookahead.serve.errors import ApiError
+from lookahead.serve.tools import Reader, ToolTemplate, each_text
 from lookahead.strategies.grammar import Grammar
 
 _CHARACTERS = 16  # of a text for each token of the context: of a longer one, so many are looked at first
@@ -59,6 +60,8 @@ class RequestPlan:
     logprobs: int | None = None  # how many alternatives; None = no log probabilities
     echo: bool = False
     grammar: dict[str, Any] | None = None  # of a :class:`.Grammar`; None = answers follow none
+    reader: Callable[[], Reader] = Reader  # makes one for each answer
+    tokenizer: Any = None  # by which answers are read as text; None = the model's
 
     @property
     def count(self) -> int:
@@ -72,6 +75,7 @@ class RequestPlanner:
     def __init__(self, model: Any, tokenizer: Any, limits: Limits, template: str | None = None) -> None:
         self._model, self._tokenizer, self.limits, self._template = model, tokenizer, limits, template
         self._vocab_size = model.get_input_embeddings().weight.shape[0]
+        self._tools = ToolTemplate(tokenizer, template)
         self._ends, marks = turns(model, tokenizer, template)
         texts = "|".join(re.escape(text) for text in marks.values() if text)
         self._mark = re.compile(f"(?={texts or '(?!)'}).", re.DOTALL)  # the first character of one
@@ -90,12 +94,17 @@ class RequestPlanner:
     def chat(self, request: ChatRequest) -> RequestPlan:
         """The plan of a conversation's next answer."""
         messages = [message.as_text() for message in request.messages]
-        _check_text(*(text for message in messages for text in message.values()))
-        prompt = self._conversation(messages)
+        tools = self._tools.tools(messages, request)
+        prompt = self._conversation(messages, tools)
         most = request.max_completion_tokens or request.max_tokens
         if request.top_logprobs and not request.logprobs:
             raise ApiError("top_logprobs needs logprobs: true.", param="top_logprobs")
-        return self._plan(request, [prompt], most, request.top_logprobs if request.logprobs else None)
+        plan = self._plan(request, [prompt], most, request.top_logprobs if request.logprobs else None)
+        if not tools:
+            return plan
+        given = [*request.grammars, ("tools", self._tools.grammar(tools, request))]
+        grammar, reader = self._grammar(given, request, plan.settings), self._tools.reader(tools, prompt, request)
+        return replace(plan, grammar=grammar, reader=reader, tokenizer=self._tools.tokenizer)
 
     def completion(self, request: CompletionRequest) -> RequestPlan:
         """The plan of a prompt's continuation; OpenAI's default are 16 tokens."""
@@ -114,17 +123,14 @@ class RequestPlanner:
             raise ApiError(f"prompt holds token ids outside of 0 to {self._vocab_size - 1}.", param="prompt")
         return self._plan(request, prompts, request.max_tokens or 16, request.logprobs, request.echo)
 
-    def _conversation(self, messages: list[dict[str, str]]) -> list[int]:
-        """The prompt of messages, whose texts are text: no part of one ends it, or begins another."""
-        if self.limits.special_tokens != "allow":
-            given = messages
-            messages = [
-                {key: text if key == "role" else self._broken(text) for key, text in said.items()} for said in given
-            ]
-            if messages != given and (self._sticks or self.limits.special_tokens == "refuse"):
-                told = "A message holds a special token of the model: expected text alone. Leave it out."
-                raise ApiError(told, param="messages", code="special_token")
-        text, special = written(self._tokenizer, messages, self._template)
+    def _conversation(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
+        """The prompt of messages and tools, whose texts are text: no part of one ends it, or begins another."""
+        change = str if self.limits.special_tokens == "allow" else self._broken
+        talk, ours = [each_text(said, change) | {"role": said["role"]} for said in messages], each_text(tools, change)
+        if (talk, ours) != (messages, tools) and (self._sticks or self.limits.special_tokens == "refuse"):
+            told = "A message holds a special token of the model: expected text alone. Leave it out."
+            raise ApiError(told, param="messages", code="special_token")
+        text, special = written(self._tokenizer, talk, self._template, tools=ours)
         return self._ids(text, special, "messages")
 
     def _broken(self, text: str) -> str:
@@ -159,12 +165,13 @@ class RequestPlanner:
         _check_text(*request.stops)
         seed = secrets.randbits(62) if request.seed is None else request.seed
         settings = self._settings(request)
-        grammar = self._grammar(request, settings.get("eos_token_id") or end_tokens(self._model) or None)
+        grammar = self._grammar(request.grammars, request, settings)
         return RequestPlan(prompts, room, settings, request, seed, references, logprobs, echo, grammar)
 
-    def _grammar(self, request: Request, ends: list[int] | None) -> dict[str, Any] | None:
-        if not (given := request.grammars):
+    def _grammar(self, given: list[Any], request: Request, settings: dict[str, Any]) -> dict[str, Any] | None:
+        if not given or given == [("tools", {})]:
             return None
+        ends = settings.get("eos_token_id") or end_tokens(self._model) or None
         (field, grammar), *others = given
         if others or request.min_tokens:
             other = others[0][0] if others else "min_tokens"

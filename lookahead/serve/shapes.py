@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 from lookahead.pieces import bytes_of, starts_of
 from lookahead.serve.jobs import Answer, Piece
 from lookahead.serve.plans import RequestPlan
+from lookahead.serve.tools import Reader
 from lookahead.stats import DecodingStats
 
 
@@ -24,13 +26,17 @@ class Shape:
     id: str = field(default_factory=partial(secrets.token_hex, 12))
     created: int = field(default_factory=lambda: int(time.time()))
 
+    def __post_init__(self) -> None:
+        self._readers = defaultdict[int, Reader](self.plan.reader)
+
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
         choices = []
         for answer in sorted(answers, key=lambda answer: answer.index):
+            self._readers[answer.index].feed(answer.text, last=True)
             shown: dict[str, Any] = {"text": self.echo(answer.index) + answer.text}
             if self.chat:
-                shown = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+                shown = {"message": {"role": "assistant"} | self._readers[answer.index].message() | {"refusal": None}}
             choices.append(self._ended(answer) | shown)
         return self._document(choices) | {"usage": self.usage(answers)}
 
@@ -45,15 +51,18 @@ class Shape:
         return self._chunk({"index": index}, {"role": "assistant", "content": ""}, self.echo(index))
 
     def piece(self, piece: Piece) -> dict[str, Any]:
+        """The chunk of a piece; empty where it may begin a call."""
         choice: dict[str, Any] = {"index": piece.index}
         if self.plan.request.lookahead.details:
             keys = {"tokens": piece.tokens, "passes": piece.passes, "pass": piece.passes - 1}
             choice["lookahead"] = keys | {"tokens_per_second": piece.tokens_per_second}
-        return self._chunk(choice, {"content": piece.text}, piece.text)
+        delta = self._readers[piece.index].feed(piece.text)
+        return self._chunk(choice, delta, piece.text) if delta or len(choice) > 1 else {}
 
     def end(self, answer: Answer, text: str | None) -> dict[str, Any]:
         """The chunk that closes an answer; with log probabilities it has all of the text."""
-        return self._chunk(self._ended(answer), {} if text is None else {"content": text}, text or "")
+        delta = self._readers[answer.index].feed(text or "", last=True)
+        return self._chunk(self._ended(answer), delta, text or "")
 
     def last(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The chunk with the usage alone."""
@@ -96,16 +105,12 @@ class Shape:
 
     def _document(self, choices: list[dict[str, Any]], part: str = "") -> dict[str, Any]:
         kind = f"chat.completion{part}" if self.chat else "text_completion"
-        head = {
-            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}",
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-        }
-        return head | {"system_fingerprint": None, "choices": choices}
+        head = {"id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}", "object": kind, "created": self.created}
+        return head | {"model": self.model, "system_fingerprint": None, "choices": choices}
 
     def _ended(self, answer: Answer) -> dict[str, Any]:
-        return {"index": answer.index, "finish_reason": answer.finish, "logprobs": self._logprobs(answer)}
+        finish = "tool_calls" if answer.finish == "stop" and self._readers[answer.index].calls else answer.finish
+        return {"index": answer.index, "finish_reason": finish, "logprobs": self._logprobs(answer)}
 
     def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
         if answer.logprobs is None:
