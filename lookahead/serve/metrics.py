@@ -52,7 +52,9 @@ class Metrics:
         self._success = one(Counter, "request_success", "Finished answers, by what ended them.", "finished_reason")
         by_depth, accepted = "spec_decode_num_accepted_tokens_per_pos", "Drafted tokens that were accepted, by"
         self._depths = one(Counter, by_depth, f"{accepted} their depth in the tree, from 0.", "position")
-        self._sources = one(Counter, "spec_decode_num_accepted_tokens_per_source", f"{accepted} their source.", "source")
+        self._sources = one(
+            Counter, "spec_decode_num_accepted_tokens_per_source", f"{accepted} their source.", "source"
+        )
         histogram = partial(one, Histogram, buckets=_SECONDS)
         self.first_token = histogram("time_to_first_token_seconds", "Seconds from a request to its first text.")
         self.latency = histogram("e2e_request_latency_seconds", "Seconds from a request to its end.")
