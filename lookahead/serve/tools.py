@@ -94,8 +94,6 @@ class FormReader(Reader):
 
     def _read(self, last: bool) -> None:
         while self._passed(last):
-            if self.calls and not (self._several or self._open):
-                self._held = ""
             begins = self._begins.search(self._held, partial=True)
             first = begins.groupdict().get("first") and begins.start("first")
             given = _ARGUMENTS.match(self._held, first or begins.end(), partial=True)
@@ -116,12 +114,14 @@ class FormReader(Reader):
             self._take(size)
 
     def _passed(self, last: bool) -> bool:
-        """Whether what ends a call is there, or cannot come any more."""
+        """Whether what ends a call is there, or cannot come any more. Behind the only call nothing is read."""
         ends = self._ends.match(self._held, partial=True) if self._behind else None
         if ends is not None and ends.partial and not last:
             return False
         self._take(0 if ends is None else ends.end())
         self._behind = False
+        if self.calls and not (self._several or self._open):
+            self._held = ""
         return True
 
 
