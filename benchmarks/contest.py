@@ -24,6 +24,7 @@ from lookahead.draft import memory
 from lookahead.eagle import Eagle
 
 Settings = dict[str, Any]
+FREE = ("recycling", "suffix")
 
 
 def ours(label: str, strategy: Any, remembers: bool = False) -> Method:
@@ -31,21 +32,17 @@ def ours(label: str, strategy: Any, remembers: bool = False) -> Method:
     return Method(label, "ours", {"lookahead_strategy": strategy}, remembers)
 
 
-def _fixed(label: str, window: int, ngram: int, guesses: int) -> Method:
-    """The paper's strategy: W, N and G as given."""
-    return ours(label, Lookahead(window_size=window, ngram_size=ngram, verification_set_size=guesses, seed=0))
+warm = partial(ours, remembers=True)
 
 
 METHODS: dict[str, Callable[[], Method]] = {
     "plain": lambda: Method("generate", "plain"),
     "static": lambda: Method("generate, static cache, compiled", "plain", {"cache_implementation": "static"}),
     "lookup2": lambda: prompt_lookup(2),
-    "lookup3": lambda: prompt_lookup(3),
-    "auto": lambda: ours("lookahead", Lookahead(remember=True), remembers=True),  # a seed would switch memory off
-    "untraced": lambda: ours("lookahead, no traces", Lookahead(traces=False), remembers=True),
+    "auto": lambda: warm("lookahead", Lookahead(remember=True)),  # a seed would switch memory off
+    "untraced": lambda: warm("lookahead, no traces", Lookahead(traces=False)),
     "cold": lambda: ours("lookahead, every call cold", Lookahead(remember=False)),
-    "w7": lambda: _fixed("lookahead 7/5/7", 7, 5, 7),
-    "w15": lambda: _fixed("lookahead 15/5/15", 15, 5, 15),
+    "w7": lambda: ours("lookahead 7/5/7", Lookahead(window_size=7, ngram_size=5, verification_set_size=7, seed=0)),
     "jacobi": lambda: ours("jacobi sliding 16", Jacobi(seed=0)),
 }
 # Those that need something beside them: what, and how they are made with it.
@@ -54,23 +51,12 @@ BESIDE: dict[str, tuple[str, Callable[[Any], Method]]] = {
         "assistant",
         lambda model: Method("assistant model", "assisted", {"assistant_model": model}, one_row=True, same_draws=False),
     ),
-    "draft": (
-        "assistant",
-        lambda model: ours("draft model", Lookahead(draft_model=model, sources=("draft",)), remembers=True),
-    ),
-    "draft+free": (
-        "assistant",
-        lambda model: ours("draft model and free sources", Lookahead(draft_model=model), remembers=True),
-    ),
-    "eagle": ("head", lambda head: ours("EAGLE head", Eagle(head, sources=("eagle",)), remembers=True)),
-    "eagle+free": ("head", lambda head: ours("EAGLE head and free sources", Eagle(head), remembers=True)),
+    "draft": ("assistant", lambda model: warm("draft model", Lookahead(draft_model=model, sources=("draft",)))),
+    "draft+free": ("assistant", lambda model: warm("draft model and free sources", Lookahead(draft_model=model))),
+    "eagle": ("head", lambda head: warm("EAGLE head", Eagle(head, sources=("eagle",)))),
+    "eagle+free": ("head", lambda head: warm("EAGLE head and free sources", Eagle(head))),
     "medusa": ("heads", lambda heads: ours("medusa, fixed tree", Medusa(heads))),
-    "medusa+free": (
-        "heads",
-        lambda heads: ours(
-            "medusa and lookahead", Medusa(heads, sources=("heads", "recycling", "suffix")), remembers=True
-        ),
-    ),
+    "medusa+free": ("heads", lambda heads: warm("medusa and lookahead", Medusa(heads, sources=("heads", *FREE)))),
 }
 NAMES = (*METHODS, *BESIDE)
 

@@ -24,7 +24,7 @@ from benchmarks.rivals import COLUMNS as RIVALS
 from benchmarks.tables import Rows, cells, grid, pivot, table
 
 Document = dict[str, Any]
-THEIRS = ("plain", "static", "lookup2", "lookup3", "assistant")  # the methods of a race that are not ours
+THEIRS = ("plain", "static", "lookup2", "assistant")  # the methods of a race that are not ours
 RACE = "prompts, mode, dtype, batch, tokens"
 LENGTHS = "prompt tokens, batch, mode, dtype, tokens"
 INTRODUCTION = """
@@ -114,16 +114,6 @@ def regret(document: Document) -> str:
     return table(columns, map(shown, document["rows"]))
 
 
-def medusa(document: Document) -> str:
-    """Medusa's heads beside other drafts, in the race, and with lossy acceptance."""
-    drafts = table("prompts, mode, draft, S, nodes a pass, draft ms", document["drafts"])
-    curve = pivot("temperature", "{acceptance}", "S", document["curve"])
-    return (
-        f"S with {document['nodes']} nodes; the fixed tree has {document['tree_nodes']}:\n\n{drafts}\n\nSpeedups:\n\n"
-        f"{race(document)}\n\nS by temperature; typical and nucleus acceptance are lossy:\n\n{curve}"
-    )
-
-
 def step_time(document: Document) -> str:
     """The latency curve of every shape."""
     return latency("preset, dtype, context, batch", document["rows"])
@@ -168,14 +158,13 @@ PAGES = {  # by the kind of the documents: title, what a reader has to know, and
         "What `make real` measured: texts of pretrained models, by prompts of this project. Few texts, wide intervals.",
         real,
     ),
-    "rivals": ("Against llama.cpp", "One process a way, the same weights and prompts.", rivals),
+    "rivals": ("Against llama.cpp and OpenVINO", "One process a way, the same weights and prompts.", rivals),
     "regret": (
         "What choosing sizes costs",
         "Regret: how much slower the automatic mode is than the best fixed number of nodes, or plain decoding.",
         regret,
     ),
     "race": ("Every way to decode, raced", "The ceiling is S t(1)/t(T), if nothing but passes took time.", race),
-    "medusa": ("Medusa's heads", "Every text starts cold.", medusa),
     "step time": ("The latency curve", "t(T)/t(1), with random weights.", step_time),
     "gpu": (
         "On a GPU",

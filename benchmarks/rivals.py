@@ -1,12 +1,11 @@
-"""This library on a CPU against llama.cpp: the same weights, prompts and threads, each way in a process of its own.
+"""This library on a CPU against llama.cpp and OpenVINO GenAI, each way in a process of its own.
 
-    python -m benchmarks.rivals --model DIR --gguf FILE --modes greedy,t0.8 --out build/bench/rivals.json
+    python -m benchmarks.rivals --model DIR --gguf BF16.gguf --gguf Q8_0.gguf --modes greedy,t0.8
 
-llama.cpp comes with llama-cpp-python, built for this processor (``pip install llama-cpp-python`` builds it), with and
-without its own prompt lookup; where it is missing, it is listed with the reason. The folder and the file hold the same
-weights; what llama.cpp takes from the file in its own precisions, the library rounds to each of ``--precisions``. Every
-prompt goes to all ways in turn. Tokens a second are counted behind the first token, and from the call on, prompt
-included; memory is the process's most.
+Rivals run with and without their own prompt lookup: llama-cpp-python, which pip builds for this processor, and
+openvino-genai; one that is missing is listed. The folder and the files hold the same weights; what a rival takes from a
+file in its own precisions, the library rounds to each of ``--precisions``. Every prompt goes to all ways in turn.
+Tokens a second count behind the first token, and from the call on, prompt included; memory is the process's most.
 """
 
 import statistics
@@ -23,7 +22,7 @@ from benchmarks import options
 from benchmarks.compare import Side
 from benchmarks.harness import ROOT, Run, in_turn, quiet_console, texts_of, watched
 from benchmarks.options import MODES, chosen
-from benchmarks.rivals_worker import LLAMA
+from benchmarks.rivals_worker import RIVALS
 from benchmarks.tables import show
 from lookahead.chat_format import prompt_ids
 
@@ -45,7 +44,7 @@ def figures(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main(
     model: Annotated[Path, typer.Option(help="The model's folder.", exists=True, file_okay=False)],
-    gguf: Annotated[Path, typer.Option(help="The same weights as a GGUF file.", exists=True, dir_okay=False)],
+    gguf: Annotated[list[Path], typer.Option(help="The same weights as GGUF files.", exists=True, dir_okay=False)],
     precisions: Annotated[str, typer.Option(help=f"Of the library: {', '.join(PRECISIONS)}, or all.")] = "all",
     modes: options.Modes = "greedy,t0.8",
     source: Annotated[str, typer.Option("--set", help="A file of prompts, or of prompts/ without suffix.")] = "chat",
@@ -56,19 +55,24 @@ def main(
 ) -> None:
     """Race all ways."""
     console, wanted = quiet_console(None), chosen(modes, MODES, "mode")
-    ways = [f"{name} {way}" for name in chosen(precisions, PRECISIONS, "precision") for way in ("plain", "lookahead")]
-    missing = "" if find_spec("llama_cpp") else "llama-cpp-python is not installed: pip install llama-cpp-python"
-    skipped = [{"way": way, "reason": missing} for way in LLAMA if missing]
-    ways += () if missing else LLAMA
+    kinds = [f"{name} {way}" for name in chosen(precisions, PRECISIONS, "precision") for way in ("plain", "lookahead")]
+    ways = {way: (way, gguf[0]) for way in kinds}  # and files
+    skipped = [{"way": way, "reason": "it is not installed"} for way in RIVALS if not find_spec(RIVALS[way])]
+    rivals = [f"{way}{drafts}" for way in RIVALS if find_spec(RIVALS[way]) for drafts in ("", " lookup")]
+    ways |= {f"{way}, {file.stem}": (way, file) for file in gguf for way in rivals}
     tokenizer = AutoTokenizer.from_pretrained(model)
     texts = [prompt_ids(tokenizer, text, raw=False) for text in texts_of(source)[: prompts + 1]]
     held = {"threads": threads, "context": max(map(len, texts)) + new_tokens + 64}
-    settings = {"gguf": gguf, "set": source, "new_tokens": new_tokens, **held}
+    settings = {"set": source, "new_tokens": new_tokens, **held}
     run = Run("rivals", out, model=model.name, **settings, rows=[], skipped=skipped)
     with tempfile.TemporaryDirectory() as caches, ExitStack() as stack:
         sides = {way: stack.enter_context(Side(ROOT, f"{caches}/{way}", "rivals_worker.py")) for way in ways}
-        for way, side in sides.items():
-            side.ask({"way": way, "model": str(model), "gguf": str(gguf), **held})
+        for name, (way, file) in list(ways.items()):
+            try:
+                sides[name].ask({"way": way, "model": str(model), "gguf": str(file), **held})
+            except RuntimeError:
+                skipped.append({"way": name, "reason": f"it does not read {file.name}"})
+                del ways[name]
         for mode in wanted:
             found: dict[str, list[Any]] = {way: [] for way in ways}
             for number, text in watched(console, mode, list(enumerate(texts))):

@@ -5,7 +5,8 @@ Requests are the arguments of :func:`opened` (they name the ``model``), and then
 
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,30 +15,58 @@ import transformers
 import lookahead
 from benchmarks.compare_worker import answer
 
-Writer = Callable[[list[int], int, float, int], Iterator[int]]  # a prompt, tokens to write, temperature, seed: tokens
-LLAMA = ("llama.cpp", "llama.cpp lookup")  # ways of llama-cpp-python
+# A prompt, tokens to write, temperature, seed: tokens, and when each came.
+Writer = Callable[[list[int], int, float, int], Iterable[tuple[int, float]]]
+RIVALS = {"llama.cpp": "llama_cpp", "OpenVINO": "openvino_genai"}  # and their modules; with "lookup" they draft, too
 
 
 def opened(way: str, model: str, gguf: str, threads: int, context: int) -> Writer:
-    """What writes in one of :data:`LLAMA`'s ways, or ``PRECISION plain`` and ``PRECISION lookahead``."""
+    """What writes as ``RIVAL`` or ``RIVAL lookup`` does, ``PRECISION plain`` or ``PRECISION lookahead``."""
     torch.set_num_threads(threads)
-    return _llama(way, gguf, threads, context) if way in LLAMA else _ours(*way.split(), model)
+    name, *drafts = way.split()
+    if name == "OpenVINO":
+        return _openvino(bool(drafts), gguf, threads)
+    return _llama(bool(drafts), gguf, threads, context) if name in RIVALS else _ours(name, *drafts, model)
 
 
-def _llama(way: str, gguf: str, threads: int, context: int) -> Writer:
+def _llama(drafts: bool, gguf: str, threads: int, context: int) -> Writer:
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-    draft = LlamaPromptLookupDecoding() if way == LLAMA[1] else None
+    draft = LlamaPromptLookupDecoding() if drafts else None
     held = {"n_threads": threads, "n_threads_batch": threads, "draft_model": draft, "verbose": False}
     model = Llama(gguf, n_ctx=context, **held)
 
-    def write(prompt: list[int], new_tokens: int, temperature: float, seed: int) -> Iterator[int]:
+    def write(prompt: list[int], new_tokens: int, temperature: float, seed: int) -> Iterable[tuple[int, float]]:
         model.reset()  # or a prompt that begins as the last one did would be read in part
         model.set_seed(seed)
         settings = {"temp": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        for _, token in zip(range(new_tokens), model.generate(prompt, **settings), strict=False):
-            yield token
+        return ((token, time.perf_counter()) for token in islice(model.generate(prompt, **settings), new_tokens))
+
+    return write
+
+
+def _openvino(drafts: bool, gguf: str, threads: int) -> Writer:
+    import openvino
+    import openvino_genai as genai
+
+    model = genai.LLMPipeline(gguf, "CPU", INFERENCE_NUM_THREADS=threads, prompt_lookup=drafts)
+    lookup = {"num_assistant_tokens": 10, "max_ngram_size": 2} if drafts else {}  # as llama-cpp-python has them
+
+    class Timed(genai.StreamerBase):  # type: ignore[misc]
+        def write(self, tokens: int | list[int]) -> Any:
+            self.came += [time.perf_counter()] * (1 if isinstance(tokens, int) else len(tokens))
+            return genai.StreamingStatus.RUNNING
+
+        end = int  # nothing to do
+
+    def write(prompt: list[int], new_tokens: int, temperature: float, seed: int) -> Iterable[tuple[int, float]]:
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 1 << 20, "rng_seed": seed}
+        settings, timed = (sampling if temperature else {}) | lookup, Timed()
+        config = genai.GenerationConfig(max_new_tokens=new_tokens, ignore_eos=True, **settings)
+        timed.came = []
+        output = model.generate(openvino.Tensor(torch.tensor([prompt]).numpy()), config, timed)
+        return zip(output.tokens[0], timed.came, strict=False)
 
     return write
 
@@ -51,36 +80,29 @@ def _ours(precision: str, way: str, folder: str) -> Writer:
     settings: dict[str, Any] = {"use_lookahead": True} if way == "lookahead" else {}
 
     class Timed(transformers.generation.streamers.BaseStreamer):
-        """Notes when each token came."""
-
         def put(self, value: torch.Tensor) -> None:
             self.came += [time.perf_counter()] * value.numel()
 
-        def end(self) -> None:
-            """Nothing to do."""
+        end = int  # nothing to do
 
-    def write(prompt: list[int], new_tokens: int, temperature: float, seed: int) -> Iterator[int]:
+    def write(prompt: list[int], new_tokens: int, temperature: float, seed: int) -> Iterable[tuple[int, float]]:
         torch.manual_seed(seed)
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-        streamer, ids = Timed(), torch.tensor([prompt])
-        streamer.came = write.came = []  # type: ignore[attr-defined]
+        timed, ids = Timed(), torch.tensor([prompt])
+        timed.came = []
         sampling |= settings | {"attention_mask": torch.ones_like(ids), "max_new_tokens": new_tokens}
-        output = model.generate(ids, streamer=streamer, **sampling)[0, len(prompt) :].tolist()
-        del write.came[: len(prompt)]  # type: ignore[attr-defined]
-        yield from output
+        output = model.generate(ids, streamer=timed, **sampling)[0].tolist()
+        return list(zip(output, timed.came, strict=True))[len(prompt) :]
 
     return write
 
 
 def call(write: Writer, **request: Any) -> dict[str, Any]:
     """Write one text: its tokens, the seconds to the first one and to the last, and the process's most memory."""
-    begun, came, tokens = time.perf_counter(), list[float](), list[int]()
-    for token in write(**request):
-        tokens.append(token)
-        came.append(time.perf_counter())
-    came = getattr(write, "came", came)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"tokens": tokens, "first_s": came[0] - begun, "last_s": came[-1] - begun, "memory_mb": memory}
+    begun = time.perf_counter()
+    tokens, came = zip(*write(**request), strict=True)
+    seconds = {"first_s": came[0] - begun, "last_s": came[-1] - begun}
+    return {"tokens": tokens, **seconds, "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 if __name__ == "__main__":

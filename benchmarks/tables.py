@@ -28,8 +28,6 @@ FORMS = {  # how a column prints a row; a column that is missing here prints the
     "later token ms": "{token_ms:.2f}",
     "later tokens": "{after_median:.2f}x",
     "their 95%": "{after_interval[0]:.2f}-{after_interval[1]:.2f}",
-    "nodes a pass": "{nodes_per_pass:.1f}",
-    "draft ms": "{draft_ms:.2f}",
     "read a pass": "{read_mb:.1f} MB",
     "bandwidth": "{gb_per_s:.1f} GB/s",
     "floor ms": "{floor:.2f}",

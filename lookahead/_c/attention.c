@@ -21,6 +21,7 @@ typedef struct {
     Py_ssize_t nodes, group, channels, padded, slots; /* padded: channels, up to whole vectors */
     Py_ssize_t key_heads, tiles, next, count;         /* of a sequence, of a key head; untaken and all tiles */
     float scale;
+    Kind kind; /* of queries, keys, values and masks */
     int failed;
 } Attention;
 
@@ -110,8 +111,8 @@ read_keys(const Attention *of, const Tile *tile, Py_ssize_t start, Py_ssize_t st
     for (Py_ssize_t slot = start; any > 0.0f && slot < stop; slot++, count++) {
         Py_ssize_t to = count * of->padded;
         memcpy(tile->seen + count, seen, sizeof(seen));
-        widen(line_in(of->tensors + K, tile->sequence, tile->head, slot), tile->keys + to, of->channels);
-        widen(line_in(of->tensors + V, tile->sequence, tile->head, slot), tile->values + to, of->channels);
+        widen(line_in(of->tensors + K, tile->sequence, tile->head, slot), of->kind, tile->keys + to, of->channels);
+        widen(line_in(of->tensors + V, tile->sequence, tile->head, slot), of->kind, tile->values + to, of->channels);
     }
     return count;
 }
@@ -136,7 +137,7 @@ attend_tile(const Attention *of, Tile *tile, Py_ssize_t number)
         Py_ssize_t each = Py_MIN(first + row, all - 1);
         tile->nodes[row] = each / of->group;
         tile->heads[row] = tile->head * of->group + each % of->group;
-        widen(line_in(of->tensors + QUERIES, sequence, tile->heads[row], tile->nodes[row]), tile->keys, size);
+        widen(line_in(of->tensors + QUERIES, sequence, tile->heads[row], tile->nodes[row]), of->kind, tile->keys, size);
         for (Py_ssize_t at = 0; at < size; at++)
             tile->queries[at][row] = tile->keys[at];
     }
@@ -151,9 +152,12 @@ attend_tile(const Attention *of, Tile *tile, Py_ssize_t number)
         add_values(tile, count, of->padded);
     }
     for (Py_ssize_t row = 0; row < tile->rows; row++) {
-        uint16_t *into = line_in(of->tensors + OUTPUT, sequence, tile->heads[row], tile->nodes[row]);
-        for (Py_ssize_t at = 0; at < size; at++)
-            into[at] = narrowed(tile->sums[row * of->padded + at] / tile->whole[row]);
+        void *into = line_in(of->tensors + OUTPUT, sequence, tile->heads[row], tile->nodes[row]);
+        float *sums = tile->sums + row * of->padded, whole = tile->whole[row];
+        for (Py_ssize_t at = 0; at < size && of->kind == FLOAT16; at++)
+            ((Half *)into)[at] = (Half)(sums[at] / whole);
+        for (Py_ssize_t at = 0; at < size && of->kind == BFLOAT16; at++)
+            ((uint16_t *)into)[at] = narrowed(sums[at] / whole);
     }
 }
 
@@ -215,7 +219,7 @@ is_sound(Attention *of)
 int
 attend(const View *tensors, float scale)
 {
-    Attention of = {.tensors = tensors, .scale = scale};
+    Attention of = {.tensors = tensors, .scale = scale, .kind = tensors->kind};
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
     int (*threads)(void) = NULL;
     if (!is_sound(&of))

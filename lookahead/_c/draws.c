@@ -128,7 +128,7 @@ drawn(PyObject *module, PyObject *args)
         choice.logits = widened ? room : line_of(logits, node);
         choice.noise = line_of(noise, row);
         if (widened)
-            widen(line_of(logits, node), room, vocab);
+            widen(line_of(logits, node), BFLOAT16, room, vocab);
         if (ids->length)
             choice.list = (Best){line_of(best, node), line_of(ids, node), ids->length, ids->length};
         else {

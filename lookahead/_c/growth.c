@@ -7,10 +7,7 @@ typedef struct { /* a candidate, of which nothing but the token and, as value, t
     PyObject *states, *offered; /* references: a node's states, and what sources propose there; NULL if none is asked */
 } Node;
 
-typedef struct {
-    Node *all;
-    Py_ssize_t count, room;
-} Nodes;
+typedef struct { Node *all; Py_ssize_t count, room; } Nodes;
 
 typedef struct { /* what BestFirstTree.growing is given, and knows */
     PyObject *proposers, *steps, *offsets, *states; /* tuples; the last: states at the root */
@@ -19,8 +16,7 @@ typedef struct { /* what BestFirstTree.growing is given, and knows */
     double floor, ask_ms, calibration, most_odds, likely, token_ms, again_ms, cheapest;
     Py_ssize_t sources, room, most;
     int chain;
-    /* lookahead.draft.best_first._Best */
-    double speed, best_expected, best_time, spent;
+    double speed, best_expected, best_time, spent; /* lookahead.draft.best_first._Best */
     Py_ssize_t best_count, asks;
     Nodes found, waiting, nodes; /* below the node that is asked about; those that wait, best last; the tree's */
 } Growth;

@@ -61,8 +61,7 @@ exponentials(const uint32_t *words, float *out)
         k.bits = (shifted >> 52) | 0x4330000000000000u;
         part.bits = (shifted & 0xfffffffffffffu) + 0x3fe6a09e00000000u;
         double power = k.value - (4503599627370496.0 + 1023.0), f = part.value - 1.0;
-        double s = f / (2.0 + f), z = s * s;
-        double series = 1.0 / 21;
+        double s = f / (2.0 + f), z = s * s, series = 1.0 / 21;
         for (int odd = 19; odd > 1; odd -= 2)
             series = series * z + 1.0 / odd;
         out[at] = (float)(0.0 - (power * 0.693147180559945309417 + (2.0 * s + 2.0 * s * z * series))); /* never -0 */

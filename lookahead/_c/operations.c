@@ -20,14 +20,15 @@ typedef void Kernel(Value *stack, uint64_t inputs, uint64_t outputs);
     each(aoti_torch_get_dtype, (Handle, int32_t *)) each(aoti_torch_clone, (Handle, Handle *)) \
     each(aoti_torch_delete_tensor_object, (Handle)) each(aoti_torch_dtype_int32, (void)) \
     each(aoti_torch_empty_strided, (int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *)) \
-    each(aoti_torch_dtype_float32, (void)) each(aoti_torch_dtype_bfloat16, (void)) \
+    each(aoti_torch_dtype_bfloat16, (void)) each(aoti_torch_dtype_float16, (void)) \
+    each(aoti_torch_dtype_float32, (void)) \
     each(aoti_torch_library_init_impl, (const char *, const char *, const char *, uint32_t, void **)) \
     each(aoti_torch_library_impl, (void *, const char *, Kernel *))
 #define DECLARED(name, arguments) static int32_t(*name) arguments;
 #define FOUND(name, arguments) && (*(void **)&name = dlsym(library, #name)) != NULL
 NEEDED(DECLARED)
 
-/* A tensor of so many axes, 0 = any, and of float32 or bfloat16 or, if `whole`, of int32. */
+/* A tensor of so many axes, 0 = any, and of float32, bfloat16 or float16 or, if `whole`, of int32. */
 static int
 view(Value given, View *of, int64_t axes, int whole)
 {
@@ -36,11 +37,13 @@ view(Value given, View *of, int64_t axes, int whole)
     int failed = aoti_torch_get_dim(from, &of->axes) | aoti_torch_get_sizes(from, &of->sizes) |
                  aoti_torch_get_strides(from, &of->strides) | aoti_torch_get_dtype(from, &dtype) |
                  aoti_torch_get_data_ptr(from, (void **)&of->data);
-    of->is_wide = dtype == (whole ? aoti_torch_dtype_int32() : aoti_torch_dtype_float32());
-    if (failed || of->axes < 1 || (axes && of->axes != axes) || !(of->is_wide || dtype == aoti_torch_dtype_bfloat16()))
+    const int half = dtype == aoti_torch_dtype_float16() && sizeof(Half) == 2;
+    of->kind = half ? FLOAT16 : dtype == aoti_torch_dtype_bfloat16() ? BFLOAT16 : SINGLE;
+    failed |= of->kind == SINGLE && dtype != (whole ? aoti_torch_dtype_int32() : aoti_torch_dtype_float32());
+    if (failed || of->axes < 1 || (axes && of->axes != axes))
         return 0;
     of->last = of->sizes[of->axes - 1];
-    return (of->last < 2 || of->strides[of->axes - 1] == 1) && of->is_wide >= whole;
+    return (of->last < 2 || of->strides[of->axes - 1] == 1) && (of->kind == SINGLE) >= whole;
 }
 
 /* Give inputs back, and put the output on the stack: `made`, or if it is none a tensor of no size. */
@@ -115,7 +118,7 @@ sum_in(const float *line, int64_t size, const int lanes)
 WIDE static void
 norm_line(char *line, const View *weight, float epsilon, int64_t lanes, int64_t less, float *room)
 {
-    const int is_wide = weight->is_wide;
+    const int is_wide = weight->kind == SINGLE;
     const int64_t size = weight->last;
     float *squares = room + size;
     for (int64_t at = 0; at < size; at++) {
@@ -146,11 +149,11 @@ normed(Value *stack, uint64_t inputs, uint64_t outputs)
     int64_t step = 1;
     for (int64_t axis = sound ? rows.axes : 0; axis-- > 0; step *= rows.sizes[axis])
         sound &= rows.sizes[axis] == 1 || rows.strides[axis] == step;
-    if (sound && rows.is_wide == weight.is_wide && weight.last == rows.last && rows.last)
+    if (sound && rows.kind == weight.kind && rows.kind != FLOAT16 && weight.last == rows.last && rows.last)
         room = malloc(2 * rows.last * sizeof(float));
     if (room != NULL && !aoti_torch_clone((Handle)stack[0], &copy) && view((Value)copy, &made, 0, 0))
         for (int64_t at = 0; at < step; at += rows.last)
-            norm_line(made.data + at * (rows.is_wide ? 4 : 2), &weight, (float)epsilon, (int64_t)stack[3],
+            norm_line(made.data + at * (rows.kind == SINGLE ? 4 : 2), &weight, (float)epsilon, (int64_t)stack[3],
                       (int64_t)stack[4], room);
     free(room);
     answer(stack, 2, copy);
@@ -180,9 +183,9 @@ rotated(Value *stack, uint64_t inputs, uint64_t outputs)
     View each[3], made;
     Handle copy = NULL;
     int sound = view(stack[0], each, 4, 0) & view(stack[1], each + 1, 4, 0) & view(stack[2], each + 2, 4, 0) &&
-                each->last <= CHANNELS;
+                each->last <= CHANNELS && each->kind != FLOAT16;
     for (int at = 1; sound && at < 3; at++)
-        sound = each[at].is_wide == each->is_wide && each[at].last == each->last && each->last % 2 == 0 &&
+        sound = each[at].kind == each->kind && each[at].last == each->last && each->last % 2 == 0 &&
                 each[at].sizes[1] == 1 && each[at].sizes[2] == each->sizes[2] &&
                 (each[at].sizes[0] == 1 || each[at].sizes[0] == each->sizes[0]);
     if (sound && !aoti_torch_clone((Handle)stack[0], &copy) && view((Value)copy, &made, 4, 0))
@@ -191,7 +194,7 @@ rotated(Value *stack, uint64_t inputs, uint64_t outputs)
                 for (int64_t head = 0; head < each->sizes[1]; head++)
                     rotate_line(line_in(each, row, head, node), line_in(each + 1, row, 0, node),
                                 line_in(each + 2, row, 0, node), line_in(&made, row, head, node), each->last,
-                                each->is_wide);
+                                each->kind == SINGLE);
     answer(stack, 3, copy);
 }
 
@@ -205,8 +208,8 @@ attended(Value *stack, uint64_t inputs, uint64_t outputs)
     int sound = 1;
     memcpy(&scale, stack + 5, sizeof(scale));
     for (int at = 0; at < 5; at++)
-        sound &= view(stack[at], each + at, at == 4 ? 2 : 4, at == 4) && each[at].is_wide == (at == 4);
-    if (sound && !aoti_torch_clone((Handle)stack[0], &copy) &&
+        sound &= view(stack[at], each + at, at == 4 ? 2 : 4, at == 4) && (at == 4 || each[at].kind == each->kind);
+    if (sound && each->kind != SINGLE && !aoti_torch_clone((Handle)stack[0], &copy) &&
         (!view((Value)copy, each + 5, 4, 0) || attend(each, (float)scale))) {
         aoti_torch_delete_tensor_object(copy);
         copy = NULL;

@@ -1,6 +1,7 @@
 #include "speedups.h"
 
-#define PLACES 4 /* of lookahead.sources.successor_table */
+#define PLACES 4 /* of lookahead.sources.successor_table, for contexts of so many tokens; 0: of two, not the last */
+#define PLACE_OF(order) ((order) ? (order) - 1 : PLACES - 1)
 #define WAYS 8 /* entries of a bucket */
 #define MOST_ROWS 30 /* that one node is told by */
 
@@ -30,18 +31,11 @@ is_table(const Rows *rows)
            rows->tokens->lines == capacity && rows->tokens->length == rows->width;
 }
 
-/* Where entries and kinds of contexts of so many tokens stand; 0 are the two before the last. */
-static inline int
-place_of_order(int order)
-{
-    return order ? order - 1 : PLACES - 1;
-}
-
 /* How many rows were written since, and with, the last one of the suffix of a context with so many tokens. */
 static uint32_t
 age_of_last(const Rows *rows, const long long *context, int order)
 {
-    const int place = place_of_order(order);
+    const int place = PLACE_OF(order);
     const uint64_t *factors = FACTORS[place];
     uint64_t hash = context[0] * factors[0] + context[1] * factors[1] + context[2] * factors[2] + place;
     hash = (hash ^ hash >> 32) * 0xFF51AFD7ED558CCD;
@@ -93,10 +87,7 @@ find_voters(const Rows *rows, PyObject *given, int most, const double *votes, Py
     return count;
 }
 
-typedef struct {
-    long token;
-    double share;
-} Share;
+typedef struct { long token; double share; } Share;
 
 typedef struct { /* how a token is drawn, and the shares of tokens so far */
     const Array *bounds, *line; /* of bins: only shares from the second on count; the noise of each token, if known */
@@ -215,7 +206,7 @@ heard(PyObject *module, PyObject *args)
         for (int at = 0; at < known; at++)
             add_row(&draw, &rows, voters[at].row, voters[at].votes / whole);
         int others = known && voters->order && voters->age >= rows.written - (uint32_t)begun; /* only they had it */
-        long first = known ? place_of_order(voters->order) + (others ? PLACES : 0) : 0;
+        long first = known ? PLACE_OF(voters->order) + (others ? PLACES : 0) : 0;
         offer = offered(&draw, best, first * (long)(bounds->length + 1));
     } else if (known >= 0)
         PyErr_NoMemory();

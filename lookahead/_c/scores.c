@@ -6,10 +6,8 @@ static void
 insert(Best *best, float value, int32_t id)
 {
     Py_ssize_t at = best->count < best->most ? best->count++ : best->most - 1;
-    for (; at && best->values[at - 1] < value; at--) {
-        best->values[at] = best->values[at - 1];
-        best->ids[at] = best->ids[at - 1];
-    }
+    for (; at && best->values[at - 1] < value; at--)
+        best->values[at] = best->values[at - 1], best->ids[at] = best->ids[at - 1];
     best->values[at] = value;
     best->ids[at] = id;
 }
@@ -49,10 +47,12 @@ reach(const float *line, float least)
 }
 
 WIDE void
-widen(const uint16_t *line, float *wide, Py_ssize_t count)
+widen(const void *line, Kind kind, float *wide, Py_ssize_t count)
 {
-    for (Py_ssize_t at = 0; at < count; at++)
-        wide[at] = widened(line[at]);
+    for (Py_ssize_t at = 0; at < count && kind == FLOAT16; at++)
+        wide[at] = (float)((const Half *)line)[at];
+    for (Py_ssize_t at = 0; at < count && kind == BFLOAT16; at++)
+        wide[at] = widened(((const uint16_t *)line)[at]);
 }
 
 WIDE void
@@ -117,10 +117,8 @@ find_best(const float *line, Py_ssize_t vocab, Best *best)
                 insert(best, entry, (int32_t)at);
         }
     }
-    if (broken >= 0) {
-        best->values[0] = NAN;
-        best->ids[0] = (int32_t)broken;
-    }
+    if (broken >= 0)
+        best->values[0] = NAN, best->ids[0] = (int32_t)broken;
 }
 
 /* best_of(lines, values, ids): scores._on_cpu, for lines of float32 or bfloat16 [line, vocab]; what it finds goes into
@@ -144,7 +142,7 @@ best_of(PyObject *module, PyObject *args)
     for (Py_ssize_t at = 0; at < given->lines && !PyErr_Occurred(); at++) {
         Best best = {line_of(values, at), line_of(ids, at), 0, values->length};
         if (wide != NULL)
-            widen(line_of(given, at), wide, given->length);
+            widen(line_of(given, at), BFLOAT16, wide, given->length);
         find_best(wide != NULL ? wide : line_of(given, at), given->length, &best);
     }
     PyMem_Free(wide);

@@ -20,7 +20,7 @@
 #elif __GNUC__ < 12
 #define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
-#define WIDE __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+#define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #endif
 #define BLOCK 64
 
@@ -70,6 +70,7 @@ void find_best(const float *line, Py_ssize_t vocab, Best *best);
 void chances_of(const float *logits, float best, float scale, float *chances, Py_ssize_t count);
 double sum_of_chances(const float *logits, Py_ssize_t vocab, float best, float scale);
 
+
 /* bfloat16 as float32, and back, to the nearest. */
 static inline float
 widened(uint16_t number)
@@ -85,19 +86,23 @@ narrowed(float number)
     return (uint16_t)((one.bits + 0x7fff + ((one.bits >> 16) & 1)) >> 16);
 }
 
-void widen(const uint16_t *line, float *wide, Py_ssize_t count);
+#ifdef __FLT16_MAX__
+typedef _Float16 Half;
+#else
+typedef float Half; /* this compiler has no float16 */
+#endif
+typedef enum { BFLOAT16, FLOAT16, SINGLE } Kind; /* of numbers */
+void widen(const void *line, Kind kind, float *wide, Py_ssize_t count);
 
-typedef struct { /* what happens to logits before a draw, as lookahead.sources.perturbed.Draw.warp says it */
-    double temperature, top_p, min_p;
-    Py_ssize_t top_k;
-} Warp;
+/* What happens to logits before a draw, as lookahead.sources.perturbed.Draw.warp says it. */
+typedef struct { double temperature, top_p, min_p; Py_ssize_t top_k; } Warp;
 
 /* For O& of PyArg_ParseTuple: temperature, top_k, top_p and min_p. */
 int read_warp(PyObject *given, void *warp);
 
 typedef struct { /* a tensor of torch's */
     int64_t axes, *sizes, *strides, last; /* numbers of the last axis, which lie side by side */
-    int is_wide;                          /* of four bytes, else of two */
+    Kind kind;                            /* SINGLE: of four bytes, maybe whole ones */
     char *data;
 } View;
 
@@ -106,12 +111,12 @@ static inline void *
 line_in(const View *of, int64_t sequence, int64_t head, int64_t node)
 {
     int64_t first = of->sizes[0] > 1 ? sequence * of->strides[0] : 0;
-    return of->data + (first + head * of->strides[1] + node * of->strides[2]) * (of->is_wide ? 4 : 2);
+    return of->data + (first + head * of->strides[1] + node * of->strides[2]) * (of->kind == SINGLE ? 4 : 2);
 }
 
-/* Attention in bfloat16 of queries [batch, head, node, channel]; then keys, values, mask (of no size if there is none)
- * and sequences as lookahead.runtime.ordered_attention says, and the output, like queries. Not 0 if they do not fit
- * together, or without memory. */
+/* Attention in numbers of two bytes of queries [batch, head, node, channel]; then keys, values, mask (of no size if
+ * there is none) and sequences as lookahead.runtime.ordered_attention says, and the output, like queries. Not 0 if they
+ * do not fit together, or without memory. */
 int attend(const View *tensors, float scale);
 
 /* Append an item and give its reference away; -1 and an error if it is NULL. */

@@ -32,7 +32,7 @@ class Conversations:
 
     def __init__(self, model: PreTrainedModel, most: int = 4, most_bytes: int = 1 << 30) -> None:
         self._model, self._most, self._most_bytes = model, most, most_bytes
-        self._kept: OrderedDict[int, tuple[list[int], Any]] = OrderedDict()
+        self._kept: OrderedDict[int, tuple[list[int], Any, str | None]] = OrderedDict()
         self._numbers = count()
 
     def __len__(self) -> int:
@@ -41,20 +41,21 @@ class Conversations:
     @property
     def bytes(self) -> int:
         """Of all tensors kept."""
-        return sum(_bytes(cache) for _, cache in self._kept.values())
+        return sum(_bytes(cache) for _, cache, _ in self._kept.values())
 
-    def take(self, ids: Sequence[int]) -> tuple[Any, int]:
+    def take(self, ids: Sequence[int], salt: str | None = None) -> tuple[Any, int]:
         """A cache for a text, and how many of its first tokens it holds: less than all, as one must be fed. The cache
-        is the caller's until it is put back; None where none can be kept."""
+        is the caller's until it is put back; None where none can be kept. Texts of another ``salt`` are not looked at.
+        """
         best, common = None, _LEAST_COMMON - 1
-        for number, (known, _) in self._kept.items():
+        for number, (known, _, _) in ((number, kept) for number, kept in self._kept.items() if kept[2] == salt):
             pairs = zip(known, ids[:-1], strict=False)  # one token must be fed
             shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             if shared > common:
                 best, common = number, shared
         if best is None:
             return self._new(), 0
-        known, cache = self._kept[best]
+        known, cache, _ = self._kept[best]
         if len(known) - common > _MOST_LOST:  # another conversation, which may go on
             cache = copy.deepcopy(cache)
         else:
@@ -63,12 +64,12 @@ class Conversations:
             cache.crop(common - length)  # a negative number is how many tokens go
         return cache, common
 
-    def put(self, ids: Sequence[int], cache: Any) -> None:
+    def put(self, ids: Sequence[int], cache: Any, salt: str | None = None) -> None:
         """Keep a cache that holds the first tokens of a finished text."""
         if cache is None or not self._most:
             return
         length = int(cache.get_seq_length())
-        self._kept[next(self._numbers)] = (list(ids[:length]), cache)
+        self._kept[next(self._numbers)] = (list(ids[:length]), cache, salt)
         while len(self._kept) > self._most or self.bytes > self._most_bytes:
             self._kept.popitem(last=False)
 

@@ -78,7 +78,8 @@ def _bits(plan: Plan, strategy: Strategy, lossy: bool, own: bool) -> Bits:
     if call.config.do_sample and (strategy.verification != "exact" or lossy):
         return nothing_kept("what is accepted depends on drafts", wanted)
     obstacle = "passes are static, or the model is sharded" if own else None
-    return bits_of(call.model, call.traits, plan.route, wanted, call.input_ids.shape[1] + plan.new_tokens, obstacle)
+    bits = bits_of(call.model, call.traits, plan.route, wanted, call.input_ids.shape[1] + plan.new_tokens, obstacle)
+    return bits if strategy.attention is None else bits.repeatable()  # plain decoding's attention is another
 
 
 def _check_split(plan: Plan, strategy: Strategy, inexact: bool) -> None:

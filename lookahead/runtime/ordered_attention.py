@@ -43,19 +43,23 @@ def left_out(model: nn.Module) -> str | None:
     return None
 
 
-def obstacle() -> str | None:
-    """Why there is no such attention on this machine; None = there is."""
+def obstacle(dtype: torch.dtype = torch.bfloat16) -> str | None:
+    """Why there is no such attention in a dtype of 16 bits on this machine; None = there is."""
     if _native.speedups is None:
         return f"the C part is missing ({_native.missing})"
-    return None if _native.operations() else "torch takes no operations in C here"
+    if not _native.operations():
+        return "torch takes no operations in C here"
+    states, alone = [torch.zeros(1, 1, 1, 1, dtype=dtype)] * 4, torch.zeros(1, 4, dtype=torch.int32)
+    is_taken = torch.ops.lookahead.attended(*states, alone, 1.0).ndim == states[0].ndim
+    return None if is_taken else f"the C part is built without {str(dtype).removeprefix('torch.')}"
 
 
 def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Whether :func:`attend` takes these."""
     given = [query, key, value, *(() if mask is None else (mask,))]
-    plain = all(each.dtype == torch.bfloat16 and each.device.type == "cpu" for each in given)
+    plain = all(each.dtype == query.dtype and each.device.type == "cpu" for each in given)
     shown = mask is None or mask.shape[1] == 1
-    return plain and shown and key.shape == value.shape
+    return plain and query.dtype.itemsize == 2 and shown and key.shape == value.shape
 
 
 def attend(

@@ -135,6 +135,8 @@ class Request(_Body):
     min_tokens: Annotated[int, Field(ge=0)] = 0
     prediction: Prediction | None = None
     response_format: ResponseFormat = ResponseFormat()
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    n_max: Annotated[int, Field(ge=0, le=1024, alias="speculative.n_max")] = 1024
     structured_outputs: dict[Literal["json", "json_object", "regex", "choice", "grammar"], Any] = {}
     guided_json: Any = None
     guided_regex: Any = None

@@ -193,7 +193,7 @@ class Engine:
         plan, request = job.plan, job.plan.request
         which, copy = divmod(index, request.n)
         ids = plan.prompts[which]
-        stream = AnswerStream(job, index, self.tokenizer, *self._kept.take(ids))
+        stream = AnswerStream(job, index, self.tokenizer, *self._kept.take(ids, request.cache_salt))
         settings = plan.settings | {"max_new_tokens": plan.room[which], "streamer": stream}
         settings["logits_processor"] = processors = list[LogitsProcessor](() if stream.logs is None else (stream.logs,))
         if request.frequency_penalty or request.presence_penalty:
@@ -204,12 +204,13 @@ class Engine:
             settings["stopping_criteria"] = [StopStrings(plan.tokenizer or self.tokenizer, request.stops)]
         if stream.cache is not None:
             settings[CACHE] = stream.cache
+        most = max(1, min(self._strategy.max_nodes, request.n_max))
         inputs = torch.tensor([ids], device=self.model.device)
         ticket = self._scheduler.submit(
             seed=plan.seed + copy,
             watcher=stream.see,
-            use_lookahead=request.use_lookahead,
-            lookahead_strategy=replace(self._strategy, references=plan.references or None),
+            use_lookahead=request.use_lookahead and request.n_max > 0,
+            lookahead_strategy=replace(self._strategy, references=plan.references or None, max_nodes=most),
             input_ids=inputs,
             attention_mask=torch.ones_like(inputs),
             return_dict_in_generate=True,
@@ -220,7 +221,7 @@ class Engine:
     def _answer(self, plan: RequestPlan, stream: AnswerStream, output: Any) -> Answer:
         """The answer of what ``generate`` has written; its KV cache is put away under its whole text."""
         text, which = output.sequences[0].tolist(), stream.index // plan.request.n
-        self._kept.put(text, stream.cache)
+        self._kept.put(text, stream.cache, plan.request.cache_salt)
         length = len(plan.prompts[which])
         tokens = text[length:]
         ends = plan.settings.get("eos_token_id", self.model.generation_config.eos_token_id)

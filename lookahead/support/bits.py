@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -120,11 +119,9 @@ def _obstacle(model: PreTrainedModel, traits: ModelTraits, route: str) -> str | 
         return f"on a device of type {traits.device.type} kernels are chosen by what is in a pass"
     if route != "tree" or traits.is_encoder_decoder:
         return f"{traits.name} is given drafts by the route of a {route}, through attention of its own"
-    if traits.dtype != torch.bfloat16:
-        return f"attention in the order of the text is not made for {str(traits.dtype).removeprefix('torch.')}"
     if traits.attention != "sdpa" or not getattr(model, "_supports_attention_backend", False):
         return f"the attention of {traits.name} ({traits.attention}) is code of its own"
-    return ordered_attention.obstacle() or ordered_attention.left_out(model) or _odd_part(model)
+    return ordered_attention.obstacle(traits.dtype) or ordered_attention.left_out(model) or _odd_part(model)
 
 
 def _odd_part(model: PreTrainedModel) -> str | None:

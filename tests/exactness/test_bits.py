@@ -24,13 +24,15 @@ from lookahead.support.bits import bits_of
 
 pytestmark = pytest.mark.usefixtures("augmented", "batches_draft")
 LIKE_LLAMA = ("llama", "llama_mha", "mistral", "qwen2", "qwen2_mixed", "qwen3", "gemma3", "cohere2", "olmo2", "phi3")
+NARROW = ("llama", "llama_mha", "qwen2", "olmo2", "phi3")  # of which this machine's kernels may keep plain's bits
+IN_16_BITS = [*((name, torch.bfloat16) for name in LIKE_LLAMA), ("llama", torch.float16), ("qwen3", torch.float16)]
 SIZES = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 512, "initializer_range": 0.06}
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 0}
 
 
-def half(name: str) -> Any:
-    """A model in bfloat16, large enough for the kernels of real ones; skips where none of them keeps a row's bits."""
-    model = fresh_model(name, **SIZES).to(torch.bfloat16)
+def half(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """A model in 16 bits, large enough for the kernels of real ones; skips where none of them keeps a row's bits."""
+    model = fresh_model(name, **SIZES).to(dtype)
     with torch.no_grad():
         try:
             bits_of(model, ModelTraits.of(model), "tree", True)
@@ -52,10 +54,10 @@ def equal(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("sampled", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", LIKE_LLAMA)
-def test_the_same_call_writes_the_same(name: str, batch: int, sampled: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "dtype"), IN_16_BITS)
+def test_the_same_call_writes_the_same(name: str, dtype: torch.dtype, batch: int, sampled: dict[str, Any]) -> None:
     """Whatever trees are drafted, and by which strategy: a node's numbers depend on its text alone."""
-    model, given = half(name), prompts(batch, 70)
+    model, given = half(name, dtype), prompts(batch, 70)
     first, *others = [
         written(model, given, strategy, **sampled)
         for strategy in (
@@ -72,13 +74,20 @@ def test_the_same_call_writes_the_same(name: str, batch: int, sampled: dict[str,
 
 @pytest.mark.parametrize("sampled", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", ["llama", "llama_mha", "qwen2", "olmo2", "phi3"])
-def test_the_text_is_plain_generates(name: str, batch: int, sampled: dict[str, Any]) -> None:
-    model, given = half(name), prompts(batch, 40)
+@pytest.mark.parametrize(("name", "dtype"), [each for each in IN_16_BITS if each[0] in NARROW])
+def test_the_text_is_plain_generates(name: str, dtype: torch.dtype, batch: int, sampled: dict[str, Any]) -> None:
+    model, given = half(name, dtype), prompts(batch, 40)
     ours = written(model, given, Lookahead(repeatable=True, nodes=9), **sampled)
     if ours.stats.bits.keys() != {"plain"}:
         pytest.skip(f"this machine's kernels keep {ours.stats.bits}")
     assert equal(ours, written(model, given, **sampled))
+
+
+def test_by_other_attention_the_text_is_not_plain_generates() -> None:
+    model = half("llama")
+    model.set_attn_implementation("eager")
+    told = written(model, prompts(1, 40), Lookahead(repeatable=True, attention="sdpa")).stats
+    assert told.bits.keys() == {"repeatable"}
 
 
 def test_after_some_positions_attention_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,21 +11,27 @@ from jacobi import TokenTree
 from lookahead.runtime.ordered_attention import attend
 
 LOWEST = torch.finfo(torch.bfloat16).min
+DTYPES = torch.bfloat16, torch.float16
 
 
 class Pass:
     """A pass over one tree a sequence: states of all slots, what is hidden, and where each sequence lies."""
 
     def __init__(
-        self, trees: list[TokenTree], lengths: list[int], pads: list[int], heads: tuple[int, int, int]
+        self,
+        trees: list[TokenTree],
+        lengths: list[int],
+        pads: list[int],
+        heads: tuple[int, int, int],
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         many, key_heads, channels = heads
         self.trees, self.lengths, self.pads, self.heads = trees, lengths, pads, heads
         self.base, self.width = max(lengths), max(map(len, trees))
         slots = self.base + self.width
-        self.query = torch.randn(len(trees), many, self.width, channels).bfloat16()
-        self.key, self.value = (torch.randn(len(trees), key_heads, slots, channels).bfloat16() for _ in range(2))
-        self.mask = torch.full((len(trees), 1, self.width, slots), LOWEST, dtype=torch.bfloat16)
+        self.query = torch.randn(len(trees), many, self.width, channels).to(dtype)
+        self.key, self.value = (torch.randn(len(trees), key_heads, slots, channels).to(dtype) for _ in range(2))
+        self.mask = torch.full((len(trees), 1, self.width, slots), torch.finfo(dtype).min, dtype=dtype)
         self.sequences = torch.zeros(len(trees), 3 + self.width, dtype=torch.int32)
         for row, (tree, length, pad) in enumerate(zip(trees, lengths, pads, strict=True)):
             self.sequences[row, :3] = torch.tensor([pad, length, self.base])
@@ -62,4 +68,5 @@ def passes(draw: Callable[..., Any]) -> Pass:
         pads.append(draw(st.integers(0, 3)))
         lengths.append(pads[-1] + draw(st.integers(1, 140)))
     groups, key_heads = draw(st.sampled_from([(1, 1), (1, 3), (3, 3), (7, 2), (16, 1)]))
-    return Pass(trees, lengths, pads, (groups * key_heads, key_heads, draw(st.sampled_from([8, 24, 64]))))
+    heads = groups * key_heads, key_heads, draw(st.sampled_from([8, 24, 64]))
+    return Pass(trees, lengths, pads, heads, draw(st.sampled_from(DTYPES)))

@@ -82,6 +82,7 @@ def test_what_does_not_fit_is_answered_with_nothing() -> None:
         operations.attended(*[rows[None]] * 4, torch.zeros(1, 6, dtype=torch.int32), 1.0),
         operations.attended(*[rows[None].bfloat16()] * 4, torch.zeros(1, 6, dtype=torch.int32), 1.0),
         operations.attended(*[rows[None].bfloat16()] * 4, torch.zeros(1, 6), 1.0),
+        operations.attended(rows[None].half(), *[rows[None].bfloat16()] * 3, torch.zeros(1, 6, dtype=torch.int32), 1.0),
     ):
         assert wrong.shape == (0,)
     assert not operations.normed(torch.empty(0, 16), weight, 1e-5, LANES, 0).numel()
