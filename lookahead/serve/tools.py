@@ -2,8 +2,7 @@
 
 The template is asked: it writes a call, and the form that reads it back is the model's. A tokenizer that has a
 ``response_template`` says itself how answers are read. ``tools.json`` has the forms, what templates are asked, the
-most lists and objects in each other, the most calls that a grammar lets through (small models find no end), and the
-characters of a call's id: some templates take no others.
+most calls that a grammar lets through (small models find no end), and how long ids are: some templates take no others.
 """
 
 import json
@@ -26,7 +25,8 @@ _DATA = json.loads(Path(__file__).with_name("tools.json").read_text(encoding="ut
 _NAME = _DATA["tool"]["function"]["name"]
 FORMS: tuple[dict[str, Any], ...] = tuple(_DATA["forms"])
 _SPACE = r"\s{0,8}+"  # what a space in a form stands for: as much is held back before a call
-_ARGUMENTS = regex.compile(r'\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+"|(?R))*+\}', regex.DOTALL)
+_FIRST = r'(?P<first>\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+"|(?&first))*+\})'  # arguments that stand before a name
+_ARGUMENTS = regex.compile(f"(?s){_FIRST}")
 
 
 @dataclass
@@ -88,38 +88,40 @@ class FormReader(Reader):
         super().__init__()
         self._streams, self._several = request.stream, request.parallel_tool_calls
         name = f"(?P<name>{'|'.join(map(regex.escape, names))})"
-        begins = form["begins"].replace(" ", _SPACE).replace("NAME", name) + _SPACE + r"(?=\{)"
-        self._begins, self._ends = regex.compile(begins), regex.compile(form["ends"].replace(" ", _SPACE))
+        begins = form["begins"].replace(" ", _SPACE).replace("NAME", name).replace("OBJECT", _FIRST)
+        self._begins, self._ends = regex.compile(f"(?s){begins}"), regex.compile(form["ends"].replace(" ", _SPACE))
         self._open = self._behind = False  # in the last call's arguments; behind these
 
     def _read(self, last: bool) -> None:
         while self._passed(last):
-            if self.calls and not (self._several or self._open):
-                self._held = ""
             begins = self._begins.search(self._held, partial=True)
-            given = _ARGUMENTS.match(self._held, begins.end(), partial=True)
+            first = begins.groupdict().get("first") and begins.start("first")
+            given = _ARGUMENTS.match(self._held, first or begins.end(), partial=True)
+            size = max(begins.end(), given.end()) - begins.start()
             begun = not begins.partial and (self._streams or not given.partial)
             text = self._take(len(self._held) if last and not begun else begins.start())
             self.content += text.rstrip() if last and self.calls else text
             if not begun:
                 return
             if not (self._streams or _is_object(given[0])):
-                self.content += self._take(given.end() - begins.start())
+                self.content += self._take(size)
                 continue
             if not self._open:
                 self.calls.append(ToolCall(begins["name"], ""))
             self.calls[-1].arguments, self._open, self._behind = given[0], given.partial, not given.partial
             if given.partial:
                 return
-            self._take(given.end() - begins.start())
+            self._take(size)
 
     def _passed(self, last: bool) -> bool:
-        """Whether what ends a call is there, or cannot come any more."""
+        """Whether what ends a call is there, or cannot come any more. Behind the only call nothing is read."""
         ends = self._ends.match(self._held, partial=True) if self._behind else None
         if ends is not None and ends.partial and not last:
             return False
         self._take(0 if ends is None else ends.end())
         self._behind = False
+        if self.calls and not (self._several or self._open):
+            self._held = ""
         return True
 
 

@@ -107,7 +107,7 @@ def test_a_conversation_with_calls_goes_on(openai: OpenAI, loaded: tuple[Any, An
 
 WRITTEN = {
     "Hermes": '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>\n'
-    '<tool_call>{"name":"g","arguments":%s}</tool_call>',
+    '<tool_call>{"arguments":%s, "name":"g"}</tool_call>',
     "Mistral": '[TOOL_CALLS] [{"name": "f", "arguments": %s}, {"name": "g", "arguments": %s, "id": "a1b2c3d4e"}]',
     "Mistral [ARGS]": "[TOOL_CALLS]f[CALL_ID]abc[ARGS]%s[TOOL_CALLS]g%s",
     "Llama 3 JSON": '<|python_tag|>{"name": "f", "parameters": %s}; {"name": "g", "parameters": %s}',
