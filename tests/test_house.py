@@ -52,10 +52,13 @@ CODE = {
 # What came later, with its tests: each has a figure of its own from its first day on, and makes no room in the others.
 FEATURES = {
     "block drafters": ("lookahead/heads/block/*.py", "tests/heads/test_block*.py", "tests/helpers/block.py"),
-    "calls of tools": ("lookahead/serve/tools.py", "tests/serve/test_tools.py", "tests/helpers/scripted.py"),
+    "calls of tools": (
+        *("lookahead/serve/tools.py", "lookahead/serve/calls.py"),
+        *("tests/serve/test_tools.py", "tests/helpers/scripted.py"),
+    ),
     "grammars": (
-        *("lookahead/strategies/grammar.py", "lookahead/sources/forced.py", "tests/strategies/test_grammar.py"),
-        *("tests/sources/test_forced.py", "tests/serve/test_grammars.py"),
+        *("lookahead/strategies/grammar.py", "lookahead/sources/forced.py", "lookahead/serve/constraints.py"),
+        *("tests/strategies/test_grammar.py", "tests/sources/test_forced.py", "tests/serve/test_grammars.py"),
     ),
 }
 # Where transformers' own names that are not documented may stand: rooms and modules of lookahead.

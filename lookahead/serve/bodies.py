@@ -4,81 +4,39 @@ clients send many; fields that would change the answer and are not supported are
 import json
 from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
+from lookahead.serve.calls import Calling, MadeCall
+from lookahead.serve.constraints import Constrained
 from lookahead.serve.errors import ApiError
+from lookahead.serve.parts import FIRST, UNSUPPORTED, Part
 
 _MOST_CHOICES = 16
 _MOST_BIASES = 1024  # entries of logit_bias: all of them are looked at for each token
 _SMALL = 1 << 16  # bytes of a body that the parser in C reads in a few milliseconds, in which no other thread runs
 MOST_VALUES = 1 << 18  # in a body
 _CONTAINER = 16  # values that a list or an object counts for, by the memory that it takes
-_FIRST = Field(fail_fast=True)  # of a list: what is wrong with its first wrong item is all that is told
-# What fields may say that are not supported: nothing that changes the answer.
-_UNSUPPORTED = json.loads(Path(__file__).with_name("unsupported.json").read_text(encoding="utf-8"))
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-    unsupported: ClassVar[dict[str, list[Any]]] = {}
-    where: ClassVar[str | None] = None  # the field of the body that such parts stand in
-
-    @model_validator(mode="before")
-    @classmethod
-    def _given(cls, document: Any) -> Any:
-        """The fields that say something."""
-        if not isinstance(document, dict):
-            return document
-        given = {name: value for name, value in document.items() if value is not None}
-        for name in cls.unsupported.keys() & given.keys():
-            if given[name] not in cls.unsupported[name]:
-                told = f"{name} is not supported. Leave it out."
-                raise ApiError(told, param=cls.where or name, code="unsupported_parameter")
-        return given
-
-
-class TextPart(_Body):
+class TextPart(Part):
     type: Literal["text"]
     text: str
 
 
-_Ids = Annotated[list[int], _FIRST]
+_Ids = Annotated[list[int], FIRST]
 _Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
-_Content = str | Annotated[list[TextPart], _FIRST]
+_Content = str | Annotated[list[TextPart], FIRST]
 
 
-class Tool(_Body):
-    class Function(_Body):
-        model_config = ConfigDict(extra="allow")  # templates may read more
-        name: Annotated[str, Field(pattern=r"^[\w./:-]{1,64}$")]
-        description: str | None = None
-        parameters: dict[str, Any] = {"type": "object", "properties": {}}
-        strict: bool = False
-
-    type: Literal["function"]
-    function: Function
-
-
-class MadeCall(_Body):
-    class Function(_Body):
-        name: str
-        arguments: Json[dict[str, Any]]
-
-    id: str
-    type: Literal["function"] = "function"
-    function: Function
-
-
-class ChatMessage(_Body):
+class ChatMessage(Part):
     where = "messages"
-    unsupported = _UNSUPPORTED["message"]
+    unsupported = UNSUPPORTED["message"]
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[MadeCall], _FIRST] = []
+    tool_calls: Annotated[list[MadeCall], FIRST] = Field(default=[])
     tool_call_id: str | None = None
 
     def as_text(self) -> dict[str, Any]:
@@ -90,31 +48,22 @@ class ChatMessage(_Body):
         return {"role": role, "content": text_of(self.content or "")} | {key: it for key, it in more.items() if it}
 
 
-class Prediction(_Body):
+class Prediction(Part):
     type: Literal["content"]
     content: _Content
 
 
-class JsonSchema(_Body):
-    document: dict[str, Any] = Field({}, alias="schema")
-
-
-class ResponseFormat(_Body):
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    json_schema: JsonSchema = JsonSchema(schema={})
-
-
-class StreamOptions(_Body):
+class StreamOptions(Part):
     include_usage: bool = False
 
 
-class Details(_Body):
+class Details(Part):
     """The project's own options: ``details`` adds to each chunk of a stream which tokens were drafted, and by what."""
 
     details: bool = False
 
 
-class Request(_Body):
+class Request(Constrained):
     """Fields that both kinds of completion share."""
 
     model: str | None = None
@@ -132,16 +81,9 @@ class Request(_Body):
     n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] = 1
     stop: str | Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] = 0
     prediction: Prediction | None = None
-    response_format: ResponseFormat = ResponseFormat()
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     n_max: Annotated[int, Field(ge=0, le=1024, alias="speculative.n_max")] = 1024
-    structured_outputs: dict[Literal["json", "json_object", "regex", "choice", "grammar"], Any] = {}
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
     use_lookahead: bool = True
     lookahead: Details = Details()
 
@@ -150,33 +92,18 @@ class Request(_Body):
         """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
-    @property
-    def grammars(self) -> list[tuple[str, dict[str, Any]]]:
-        """What the answer has to follow, as :class:`lookahead.Grammar` takes it, each behind its field."""
-        schema, kind = self.response_format.json_schema.document, str(self.response_format.type)
-        found: list[tuple[str, str, Any]] = []
-        found.append(("response_format", kind, {"json_object": True, "json_schema": schema}.get(kind)))
-        found += [("structured_outputs", kind, what) for kind, what in self.structured_outputs.items()]
-        guided = ("json", "regex", "choice", "grammar")
-        found += [(f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in guided]
-        given = [each for each in found if each[2] not in (None, False)]
-        return [(field, {"json_schema" if kind == "json" else kind: what}) for field, kind, what in given]
 
-
-class ChatRequest(Request):
-    unsupported = _UNSUPPORTED["request"] | _UNSUPPORTED["chat"]
+class ChatRequest(Calling, Request):
+    unsupported = UNSUPPORTED["request"] | UNSUPPORTED["chat"]
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] = []
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
-    parallel_tool_calls: bool = True
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
 
 
 class CompletionRequest(Request):
-    unsupported = _UNSUPPORTED["request"] | _UNSUPPORTED["completion"]
-    prompt: str | Annotated[list[str], _FIRST] | _Ids | Annotated[list[_Ids], _FIRST]
+    unsupported = UNSUPPORTED["request"] | UNSUPPORTED["completion"]
+    prompt: str | Annotated[list[str], FIRST] | _Ids | Annotated[list[_Ids], FIRST]
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None

@@ -198,7 +198,7 @@ class Engine:
         settings["logits_processor"] = processors = list[LogitsProcessor](() if stream.logs is None else (stream.logs,))
         if request.frequency_penalty or request.presence_penalty:
             processors.append(Penalties(len(ids), request.frequency_penalty, request.presence_penalty))
-        if plan.grammar is not None:
+        if plan.grammar:
             processors.append(Grammar(self.tokenizer, **plan.grammar))
         if request.stops:
             settings["stopping_criteria"] = [StopStrings(plan.tokenizer or self.tokenizer, request.stops)]

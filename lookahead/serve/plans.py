@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
 
-from jacobi import LookaheadError
 from lookahead.chat_format import end_tokens, sampling_of, turns, written
 from lookahead.pieces import Pieces
 from lookahead.serve.bodies import MOST_VALUES, ChatRequest, CompletionRequest, Request, read, text_of
 from lookahead.serve.errors import ApiError
 from lookahead.serve.tools import Reader, ToolTemplate, each_text
-from lookahead.strategies.grammar import Grammar
 
 _CHARACTERS = 16  # of a text for each token of the context: of a longer one, so many are looked at first
 _BREAK = "\u200b"  # of no width, within the text of a special token
@@ -59,7 +57,7 @@ class RequestPlan:
     references: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None  # how many alternatives; None = no log probabilities
     echo: bool = False
-    grammar: dict[str, Any] | None = None  # of a :class:`.Grammar`; None = answers follow none
+    grammar: dict[str, Any] = field(default_factory=dict)  # of a :class:`.Grammar`; empty = answers follow none
     reader: Callable[[], Reader] = Reader  # makes one for each answer
     tokenizer: Any = None  # by which answers are read as text; None = the model's
 
@@ -99,12 +97,10 @@ class RequestPlanner:
         most = request.max_completion_tokens or request.max_tokens
         if request.top_logprobs and not request.logprobs:
             raise ApiError("top_logprobs needs logprobs: true.", param="top_logprobs")
-        plan = self._plan(request, [prompt], most, request.top_logprobs if request.logprobs else None)
-        if not tools:
-            return plan
-        given = [*request.grammars, ("tools", self._tools.grammar(tools, request))]
-        grammar, reader = self._grammar(given, request, plan.settings), self._tools.reader(tools, prompt, request)
-        return replace(plan, grammar=grammar, reader=reader, tokenizer=self._tools.tokenizer)
+        calls = [("tools", self._tools.grammar(tools, request))] if tools else []
+        plan = self._plan(request, [prompt], most, request.top_logprobs if request.logprobs else None, calls=calls)
+        reader = self._tools.reader(tools, prompt, request) if tools else plan.reader
+        return replace(plan, reader=reader, tokenizer=self._tools.tokenizer if tools else None)
 
     def completion(self, request: CompletionRequest) -> RequestPlan:
         """The plan of a prompt's continuation; OpenAI's default are 16 tokens."""
@@ -147,7 +143,13 @@ class RequestPlanner:
         return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def _plan(
-        self, request: Request, prompts: list[list[int]], most: int | None, logprobs: int | None, echo: bool = False
+        self,
+        request: Request,
+        prompts: list[list[int]],
+        most: int | None,
+        logprobs: int | None,
+        echo: bool = False,
+        calls: Sequence[tuple[str, dict[str, Any]]] = (),
     ) -> RequestPlan:
         if not prompts or not all(prompts):
             raise ApiError("The prompt is empty: expected at least one token.", param="prompt")
@@ -165,22 +167,9 @@ class RequestPlanner:
         _check_text(*request.stops)
         seed = secrets.randbits(62) if request.seed is None else request.seed
         settings = self._settings(request)
-        grammar = self._grammar(request.grammars, request, settings)
-        return RequestPlan(prompts, room, settings, request, seed, references, logprobs, echo, grammar)
-
-    def _grammar(self, given: list[Any], request: Request, settings: dict[str, Any]) -> dict[str, Any] | None:
-        if not given or given == [("tools", {})]:
-            return None
         ends = settings.get("eos_token_id") or end_tokens(self._model) or None
-        (field, grammar), *others = given
-        if others or request.min_tokens:
-            other = others[0][0] if others else "min_tokens"
-            raise ApiError(f"{field} and {other} both say how long an answer is. Leave one of them out.", param=other)
-        try:
-            Grammar(self._tokenizer, **grammar, eos_token_id=ends)
-        except LookaheadError as error:
-            raise ApiError(f"{field}: {error}", param=field) from error
-        return grammar | {"eos_token_id": ends}
+        grammar = request.grammar(self._tokenizer, ends, *calls)
+        return RequestPlan(prompts, room, settings, request, seed, references, logprobs, echo, grammar)
 
     def _room(self, length: int, most: int | None, request: Request) -> int:
         context = self.limits.context

@@ -17,7 +17,7 @@ from openai.types import chat, completion_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.shared_params import FunctionDefinition
 
-from lookahead.serve import bodies
+from lookahead.serve import bodies, calls
 from lookahead.serve.errors import ApiError
 from lookahead.serve.plans import Limits, RequestPlanner
 from lookahead.serve.tools import FORMS, FormReader
@@ -247,10 +247,10 @@ TYPES: Any = [
     *((getattr(chat, f"ChatCompletion{role}MessageParam"), bodies.ChatMessage) for role in (
         "Developer", "System", "User", "Assistant", "Tool")),
     (chat.ChatCompletionContentPartTextParam, bodies.TextPart),
-    (chat.ChatCompletionMessageFunctionToolCallParam, bodies.MadeCall),
-    (chat.chat_completion_message_function_tool_call_param.Function, bodies.MadeCall.Function),
-    (chat.ChatCompletionFunctionToolParam, bodies.Tool),
-    (FunctionDefinition, bodies.Tool.Function),
+    (chat.ChatCompletionMessageFunctionToolCallParam, calls.MadeCall),
+    (chat.chat_completion_message_function_tool_call_param.Function, calls.MadeCall.Function),
+    (chat.ChatCompletionFunctionToolParam, calls.Tool),
+    (FunctionDefinition, calls.Tool.Function),
     (chat.ChatCompletionPredictionContentParam, bodies.Prediction),
     (chat.ChatCompletionStreamOptionsParam, bodies.StreamOptions),
 ]  # fmt: skip
