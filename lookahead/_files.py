@@ -37,8 +37,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 
 def lock(file: BinaryIO) -> None:
-    """Take an open file for this process alone, until it is closed or the process ends; an ``OSError`` where another
-    one has it."""
+    """Take an open file for this process alone, until closed or the process ends; an ``OSError`` if another has it."""
     if sys.platform == "win32":
         import msvcrt
 

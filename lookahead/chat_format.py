@@ -89,8 +89,7 @@ def context_of(model: Any) -> int | None:
 
 
 def sampling_of(asked: Any) -> dict[str, Any]:
-    """Settings of ``generate`` for how a request's attributes ask to draw. Where they are silent, the model's own
-    defaults hold."""
+    """Settings of ``generate`` for how a request's attributes ask to draw; where they say nothing, the model's hold."""
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     settings = {name: value for name in names if (value := getattr(asked, name, None)) is not None}
     if settings.get("temperature") == 0.0:

@@ -152,8 +152,7 @@ def starts_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
 
 
 def bytes_of(tokenizer: Any, token: int) -> bytes:
-    """The bytes that a token stands for, which may be a part of a character in byte-level and byte-fallback
-    vocabularies."""
+    """The bytes that a token stands for, in byte-level and byte-fallback vocabularies maybe a part of a character."""
     name, text = str(tokenizer.convert_ids_to_tokens(token)), text_of(tokenizer, [token])
     if _UNFINISHED in text:
         if re.fullmatch("<0x[0-9A-F]{2}>", name):

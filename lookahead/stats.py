@@ -60,8 +60,7 @@ class DecodingStats:
         asked_ms: milliseconds that sources took which run a model or heads, by their names (automatic mode).
         by_noise: of the accepted tokens of sampled texts, those that the model had not called the likeliest in their
             context before: drafts that saw the noise (automatic mode).
-        single_ms: milliseconds that transformers' own passes over one node each would have taken, as far as they are
-            known (automatic mode).
+        single_ms: milliseconds that transformers' own passes over one node each would have taken, if known (automatic).
         own_ms: the same of passes as this call ran them: packed, traced, captured (automatic mode).
         timed_ms: milliseconds that those passes took: drafting, scoring and keeping (automatic mode).
         plain: calls that fell back to transformers' own loop, by the reason; nothing else is counted of them.

@@ -57,8 +57,7 @@ class Tuned:
     """Costs of a model's passes on this machine, and the sizes of drafts that they recommend.
 
     What was tried is told by its settings of :class:`Lookahead`, ``"S"``, ``"drafted"`` (nodes a pass, on average), and
-    ``"speedup"``: S over the cost of such a pass, against ``plain_curve``'s over one token; logits processors and
-    prefill are left out.
+    ``"speedup"``: S over the cost of such a pass, against ``plain_curve``'s over one token; without prefill.
     """
 
     curve: StepTimes  # of passes as longer decodes run them, for Lookahead(tuning=curve)

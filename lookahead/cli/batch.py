@@ -43,8 +43,7 @@ def batch(options: Batch) -> None:
 
 
 def _clear(aside: Path) -> None:
-    """Remove the lines that an earlier run has set aside, as this one finds them again; a file that is none of ours is
-    refused."""
+    """Remove the lines that an earlier run has set aside, as this one finds them again; other files are refused."""
     if aside.exists():
         list(_records(_read(aside), aside, ("line", "custom_id", "error")))
         aside.unlink()

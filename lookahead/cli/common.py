@@ -146,8 +146,7 @@ def drafting(options: DraftOptions, model: PreTrainedModel, tokenizer: Any) -> L
 
 
 def forgetful(options: SizeOptions, seed: int | None = None, stats: Stats = "summary", **others: Any) -> Lookahead:
-    """The strategy of these sizes, which remembers nothing: a text that is written twice is not easier the second
-    time."""
+    """The strategy of these sizes, which remembers nothing: a text that is written twice gets no easier."""
     return Lookahead(**options.sizes(), seed=seed, stats=stats, remember=False, **others)
 
 

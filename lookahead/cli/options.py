@@ -148,8 +148,7 @@ class PromptOptions(RawOptions):
 
 
 def check_file(option: str, file: Path | None, suffixes: Sequence[str] = ()) -> None:
-    """Refuse a file that cannot be written, before the work whose result it is to hold. One of ``suffixes`` is needed,
-    if there are any."""
+    """Refuse a file that cannot be written, before the work whose result it is to hold; ``suffixes``: its endings."""
     if file is None:
         return
     if not file.parent.is_dir():

@@ -40,8 +40,7 @@ class Guard:
 
     So calls together never lose much more than a hundredth of the time, whatever texts they write, and where drafts win
     they go on. What plain passes take comes from the latency curve, which follows the machine. A single sequence's
-    drafts are not ruled by the ledger. Sequences that end ``apart`` come nearer to their ends by what they write on
-    average.
+    drafts are not ruled by the ledger. Sequences that end ``apart`` come nearer to it by what they write on average.
     """
 
     def __init__(self, batch: int = 2, *, apart: bool = False) -> None:

@@ -29,8 +29,7 @@ class Cut:
     again_ms: float
 
     def cost(self, expected: float, whole: float, nodes: int) -> float:
-        """On average, for a draft of which ``expected`` of ``nodes`` are written, the root included, and all with the
-        chance ``whole``."""
+        """On average, if ``expected`` of ``nodes`` are written, the root included, and all with chance ``whole``."""
         return self.token_ms * max(0.0, expected - whole * nodes) + self.again_ms * (1.0 - whole)
 
 

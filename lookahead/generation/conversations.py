@@ -45,8 +45,7 @@ class Conversations:
 
     def take(self, ids: Sequence[int], salt: str | None = None) -> tuple[Any, int]:
         """A cache for a text, and how many of its first tokens it holds: less than all, as one must be fed. The cache
-        is the caller's until it is put back; None where none can be kept. Texts of another ``salt`` are not looked at.
-        """
+        is the caller's until it is put back; None where none can be kept. Only texts of the same ``salt`` count."""
         best, common = None, _LEAST_COMMON - 1
         for number, (known, _, _) in ((number, kept) for number, kept in self._kept.items() if kept[2] == salt):
             pairs = zip(known, ids[:-1], strict=False)  # one token must be fed

@@ -54,8 +54,7 @@ def recall(memory: Memory, model: PreTrainedModel, strategy: DraftStrategy | Non
 
 @contextmanager
 def learning(model: PreTrainedModel, file: str | Path | None = None) -> Iterator[Path]:
-    """While the block runs, gather what the model says in the automatic mode's calls; at its end, even one by an error,
-    add that to its memory.
+    """While the block runs, gather what the model says in the automatic mode's calls; keep it, even after an error.
 
     Args:
         file: the memory's file; None = the one in the user's cache folder, which later calls find. It

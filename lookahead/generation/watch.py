@@ -30,8 +30,7 @@ class RowPass:
     Attributes:
         tokens: of the tree, the root first; the prompt's pass has the prompt's last token alone.
         parents: node indices; the root's is -1.
-        sources: who proposed each node, as in ``stats.sources``; empty for the root, and where the drafter is the only
-            source and has no name.
+        sources: who proposed each node, as in ``stats.sources``; empty for the root, and where no name is known.
         chances: that the node is visited, as estimated before the pass; the root's is 1, NaN = nothing was estimated.
         accepted: indices of the visited nodes, root first.
         written: token ids that the pass added to the text; all but the last were drafted.

@@ -100,10 +100,8 @@ class Scale:
 
     def check(self) -> None:
         if self.replicas < 1 or (self.most is not None and self.most < self.replicas):
-            raise LookaheadError(
-                f"replicas={self.replicas} to {self.most or self.replicas}: expected at least one, and no fewer at "
-                "most than at least."
-            )
+            told = "expected at least one, and no fewer at most than at least."
+            raise LookaheadError(f"replicas={self.replicas} to {self.most or self.replicas}: {told}")
 
 
 def _deployment(ray: Any, make: Callable[[], Any], scale: Scale) -> Any:

@@ -156,8 +156,7 @@ class Layout:
         return found
 
     def pass_positions(self, trees: Sequence[TokenTree], tokens: Tensor, roots: list[int]) -> PassPositions:
-        """What models that number the ``tokens`` ``[batch, node]`` of a pass themselves are told of it, whose ``roots``
-        they would place so."""
+        """What models that number the ``tokens`` ``[batch, node]`` of a pass themselves are told, by ``roots``."""
         places, visible = below(trees, self._fed(roots)), self._seen()
         low, high = int(places.min()), int(places.max())
         past = np.broadcast_to(np.arange(self.cache.base), (len(trees), self.cache.base))

@@ -172,10 +172,8 @@ class LinearModel:
         width = max(map(len, trees))
         for row, tree in enumerate(trees):
             if tree.parents != list(range(-1, len(tree) - 1)):
-                raise LookaheadError(
-                    f"Row {row}'s draft branches: expected a chain, because {type(self._model).__name__} cannot follow "
-                    f"a tree. Got {tree}."
-                )
+                told = f"expected a chain, because {type(self._model).__name__} cannot follow a tree. Got {tree}."
+                raise LookaheadError(f"Row {row}'s draft branches: {told}")
         self._fed = [tree.tokens + tree.tokens[:1] * (width - len(tree)) for tree in trees]
         tokens = [again + fed for again, fed in zip(self._again, self._fed, strict=True)]
         if not self.replays:

@@ -48,8 +48,7 @@ class MaskBuffer:
 
     def write(self, trees: Sequence[TokenTree], base: int, history: np.ndarray | None, settled: int) -> Tensor:
         """The mask ``[batch, 1, width, base + width]`` of ``trees``. Below ``base`` it shows what ``history`` (bool
-        ``[batch, base]``; None = everything) shows. Columns before ``settled``, the shortest sequence's length, will
-        never change again."""
+        ``[batch, base]``; None = everything) shows. Columns before ``settled``, the shortest length, stay as is."""
         width, (_, nodes, slots) = max(map(len, trees)), self._bits.shape
         stop = base + width
         if width > nodes or stop > slots:

@@ -68,8 +68,7 @@ class Invariance:
 
     Attributes:
         rows: of linear layers, by the features of their input; of others any number.
-        turns: the first position from which on nodes are attended to together, and no more one by one as plain decoding
-            does.
+        turns: the first position from which on nodes are attended to together, not one by one as in plain decoding.
     """
 
     rows: dict[int, RowRange]

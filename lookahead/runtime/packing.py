@@ -135,8 +135,7 @@ _making = threading.Lock()
 
 
 def packs_alike(model: PreTrainedModel, limits: Invariance) -> bool:
-    """Whether a model's packed weights, if they were made, would give the same numbers within limits as those that
-    lie."""
+    """Whether a model's packed weights, if made, would give the same numbers within limits as those that lie."""
     try:
         return _keep([module for module in model.modules() if can_be_packed(module)], limits)
     except (RuntimeError, AttributeError):  # none will be made
@@ -155,8 +154,7 @@ def _keep(layers: Sequence[nn.Linear], limits: Invariance | None) -> bool:
 
 
 def layers_of(model: PreTrainedModel, *, packs: bool, limits: Invariance | None = None) -> Packed | None:
-    """How the linear layers of a model's passes are run: packed where ``packs`` allows it and it has paid; None = as
-    the model runs them."""
+    """How the linear layers of a model's passes are run: packed where ``packs`` and it has paid; None = as is."""
     parts = packed_weights(model, limits=limits) if packs else None
     return None if parts is None and limits is None else Packed(parts or {}, limits)
 

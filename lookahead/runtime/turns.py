@@ -56,8 +56,7 @@ class Turns:
 
 
 def steps_of(tree: TokenTree, most: int, in_place: bool) -> tuple[Turn, ...]:
-    """The turns of a tree's nodes that lie at most so deep, each subtree after the other; whether the nodes lie behind
-    the text at first."""
+    """The turns of a tree's nodes down to a depth, subtree after subtree; whether they lie behind the text at first."""
     paths: list[list[int]] = []
     for node, parent in enumerate(tree.parents):
         paths.append([*(paths[parent] if parent >= 0 else ()), node])

@@ -1,5 +1,4 @@
-"""What a source of candidates is; and sources of the caller's own, checked: what they say goes into trees, and from
-there into the model."""
+"""What a source of candidates is; and sources of the caller's own, checked: what they say goes into the model."""
 
 from collections.abc import Callable, Sequence
 from operator import index

@@ -62,8 +62,7 @@ def embed_of(model: Any) -> Embed | None:
 
 
 class Neighbours:
-    """Which scored tokens are nearest to others, in one text: after "dogs" a model says much of what it says after
-    "cats"."""
+    """Which scored tokens are nearest to others, in one text: a model says much the same after "dogs" and "cats"."""
 
     def __init__(self, table: SuccessorTable, embed: Embed | None) -> None:
         self._table, self._embed = table, embed

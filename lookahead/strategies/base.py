@@ -14,8 +14,7 @@ class Strategy(DraftStrategy):
 
     Attributes:
         verification: ``"exact"`` takes one draw (or the argmax) at each visited node, so that a seed gives plain
-            ``generate``'s text. ``"rejection"``, the papers' scheme, to compare with, has the same distribution but
-            other draws.
+            ``generate``'s text. ``"rejection"``, the papers' scheme, has the same distribution but other draws.
         seed: seeds the tokens that drafts are started from, so that step counts repeat. It never touches the text.
         stats: how much is counted; see :class:`lookahead.stats.DecodingStats`.
         static: run passes with static shapes, on CUDA as captured graphs: None where it is possible and on CUDA, True

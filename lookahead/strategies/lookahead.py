@@ -42,8 +42,7 @@ class Lookahead(AutomaticStrategy):
         verification_set_size: G, most guesses verified in a pass; 0 verifies the window's own paths only.
         pool_from_prompt: (given W, N, G) the n-gram pool starts with the prompt's n-grams.
         pool_from_output: (given W, N, G) every n-gram of the output goes into the pool.
-        always_forward_one: (given W, N, G) the window moves by one column a pass; otherwise by the number of tokens
-            written.
+        always_forward_one: (given W, N, G) the window moves by one column a pass; else by the tokens written.
         sources: (automatic) where candidates come from, in the order in which they are credited: ``"recycling"``,
             ``"suffix"``, ``"pool"``, or functions that make a :class:`lookahead.sources.Source` from a
             :class:`lookahead.strategy.RowContext`. None is recycling and suffix, after ``"draft"`` where a
@@ -55,8 +54,7 @@ class Lookahead(AutomaticStrategy):
         nodes: (automatic) draft so many nodes a pass whatever they cost, to compare drafts; None = as many as pay.
         max_nodes: (automatic) the most drafted nodes of a sequence.
         tuning: (automatic) a latency curve, or the file of a saved one, taken as it is: with a ``seed``, the same call
-            then always runs the same passes. None = the curve measured for this machine if there is one, corrected by
-            the passes themselves.
+            then always runs the same passes. None = the curve measured for this machine, if any, corrected by passes.
         remember: (automatic) start from what drafts learnt in earlier calls on this model (see
             :mod:`lookahead.draft.memory`). Calls with a ``seed`` never do. The latency curve is kept in any case.
         memory: (automatic) the file of a memory that `lookahead learn` made: what the model has said in other texts.

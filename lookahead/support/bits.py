@@ -100,8 +100,7 @@ def _kept_wide(model: PreTrainedModel, wanted: bool | None) -> Bits:
 
 def _kept(rows: dict[int, RowRange], wanted: bool, turns: int, positions: int) -> Bits:
     """What passes keep whose linear layers are alike for so many rows: plain decoding's numbers, if those of a single
-    row are, and its attention is fast or the same text is ``wanted``, as it is of layers that round their inputs: they
-    make much of little."""
+    row are, and its attention is fast or the same text is ``wanted``, as it is of layers that round their inputs."""
     if any(each.least > 1 for each in rows.values()):
         return Bits(
             "repeatable", "this machine's linear layers give other outputs for one row than for two", Invariance(rows)
@@ -113,8 +112,7 @@ def _kept(rows: dict[int, RowRange], wanted: bool, turns: int, positions: int) -
 
 
 def _obstacle(model: PreTrainedModel, traits: ModelTraits, route: str) -> str | None:
-    """Why a node's numbers depend on more than its text, as far as can be told without a pass; None = nothing is known
-    to."""
+    """Why a node's numbers depend on more than its text, as far as can be told without a pass; None = it may not."""
     if traits.device.type != "cpu":
         return f"on a device of type {traits.device.type} kernels are chosen by what is in a pass"
     if route != "tree" or traits.is_encoder_decoder:

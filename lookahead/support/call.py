@@ -194,10 +194,8 @@ def check_cache(
             )
     for layer in cache.layers:
         if isinstance(layer, StaticLayer) and layer.max_cache_len < slots:
-            raise LookaheadError(
-                f"The static cache has {layer.max_cache_len} slots: this call may need {slots}. Make it larger, or "
-                "lower max_new_tokens."
-            )
+            told = f"The static cache has {layer.max_cache_len} slots: this call may need {slots}."
+            raise LookaheadError(f"{told} Make it larger, or lower max_new_tokens.")
     holding = [layer for layer in cache.layers if not isinstance(layer, EMPTY_LAYERS)]
     filled = [layer for layer in holding if layer.is_initialized and int(layer.get_seq_length()) > 0]
     if not filled:

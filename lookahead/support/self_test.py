@@ -42,8 +42,7 @@ def tree_error(model: PreTrainedModel, traits: ModelTraits, drafts: bool = False
 
 
 def layers_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
-    """Why a tree's cache cannot follow a model: it changes the number of its cache's layers in a pass; None = it does
-    not."""
+    """Why a tree's cache cannot follow a model: a pass changes the number of the cache's layers; None = it can."""
     key, known = _key("layers", model, traits), _verdicts.of(model)
     if key not in known:
         with torch.random.fork_rng([traits.device] if traits.device.type == "cuda" else []):
@@ -62,8 +61,7 @@ def is_judged(model: PreTrainedModel, traits: ModelTraits) -> bool:
 
 
 def is_on_record(model: PreTrainedModel, traits: ModelTraits, route: str = "tree") -> bool:
-    """True if the conformance record answers for a model and a route: by its class, on a CPU, unmodified, in the
-    recorded versions."""
+    """True if the conformance record answers for a model and a route: by class, on a CPU, as it was, by version."""
     return _remembered(f"record of {route}", model, traits, partial(_record_verdict, route=route)) is None
 
 

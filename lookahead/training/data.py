@@ -136,10 +136,8 @@ def _tokens(tokenizer: Any, texts: list[str], **settings: Any) -> list[list[int]
 def _completion(tokenizer: Any, item: Item) -> tuple[list[int], list[bool]]:
     """Prompt, completion and end token; encoded apart, so that no token crosses the border."""
     if not item.text:
-        raise LookaheadError(
-            f'{item.source}: the prompt has no "completion" or "response". Add it, or let the model answer itself '
-            "(self-distillation)."
-        )
+        told = f'{item.source}: the prompt has no "completion" or "response".'
+        raise LookaheadError(f"{told} Add it, or let the model answer itself (self-distillation).")
     (prompt,) = _tokens(tokenizer, [item.prompt or ""])
     (answer,) = _tokens(tokenizer, [item.text], add_special_tokens=False)
     if prompt and prompt[-1] == tokenizer.eos_token_id:

@@ -127,10 +127,8 @@ class Run:
         size, least = self.settings.block_size, self.settings.least
         found = [Example(example.ids[:size], example.loss[:size]) for example in found if len(example.ids) >= least]
         if not found:
-            raise LookaheadError(
-                f"The model's own answers are too short: expected at least one of {least} tokens with its prompt. Give "
-                "other prompts."
-            )
+            told = f"The model's own answers are too short: expected at least one of {least} tokens with its prompt."
+            raise LookaheadError(f"{told} Give other prompts.")
         return found
 
     def summary(self, facts: dict[str, Any]) -> str:

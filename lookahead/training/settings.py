@@ -63,10 +63,8 @@ class TrainingSettings:
             if range is not None and value is not None and not range[1](value):
                 raise LookaheadError(f"{each.name}={value!r}: expected {range[0]}.")
         if self.block_size < self.least:
-            raise LookaheadError(
-                f"block_size={self.block_size}: expected at least {self.least}, so that {self.last} has a token to "
-                "predict."
-            )
+            told = f"expected at least {self.least}, so that {self.last} has a token to predict."
+            raise LookaheadError(f"block_size={self.block_size}: {told}")
 
     def rate(self, hidden_size: int) -> float:
         """The peak of the head's learning rate: as published, by the model's size."""

@@ -214,10 +214,8 @@ def check_stage(model: PreTrainedModel, settings: TrainingSettings, packages: Se
             raise LookaheadError(f"report_to={settings.report_to!r} cannot be used here: {error}") from error
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and settings.block_size > longest:
-        raise LookaheadError(
-            f"block_size={settings.block_size}: {type(model).__name__} has positions for {longest} tokens. Use a "
-            "smaller one."
-        )
+        told = f"{type(model).__name__} has positions for {longest} tokens. Use a smaller one."
+        raise LookaheadError(f"block_size={settings.block_size}: {told}")
     if settings.precision == "fp16" and model.device.type == "cpu":
         raise LookaheadError("precision='fp16' does not train on a CPU: expected 'bf16' or 'none'.")
 
@@ -299,10 +297,8 @@ def _arguments(learner: Learner, examples: int, settings: TrainingSettings, fold
     )
     use_one_gpu(args)
     if (args.device.type, args.device.index or 0) != (device.type, device.index or 0):
-        raise LookaheadError(
-            f"The model is on {device}, and training runs on {args.device}: move it there, or choose the GPU with "
-            "CUDA_VISIBLE_DEVICES."
-        )
+        told = f"The model is on {device}, and training runs on {args.device}"
+        raise LookaheadError(f"{told}: move it there, or choose the GPU with CUDA_VISIBLE_DEVICES.")
     each = math.ceil(examples / (args.train_batch_size * args.world_size * settings.accumulate))
     args.num_train_epochs = max(settings.epochs, settings.min_steps / each)
     return args

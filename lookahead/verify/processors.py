@@ -56,8 +56,7 @@ def warp_of(processors: LogitsProcessorList) -> dict[str, Any]:
 
 
 class RowProcessors:
-    """The processors for some rows of the batch, each of them maybe several times: what they hold for every row is
-    picked for these."""
+    """The processors for some rows of the batch, each maybe several times: what they hold by row is picked for them."""
 
     def __init__(self, processors: LogitsProcessorList, prompt_length: int) -> None:
         self._processors = processors

@@ -30,10 +30,8 @@ class EagleSettings(TrainingSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.draft_vocab is not None and (not self.own_output or self.draft_vocab < 1):
-            raise LookaheadError(
-                f"draft_vocab={self.draft_vocab}: expected 1 or more, and own_output=True; the model's output layer "
-                "scores all tokens."
-            )
+            told = "expected 1 or more, and own_output=True; the model's output layer scores all tokens."
+            raise LookaheadError(f"draft_vocab={self.draft_vocab}: {told}")
         if any(not isinstance(index, int) or index < 0 for index in self.feature_layers):
             raise LookaheadError(f"feature_layers={self.feature_layers}: expected layer numbers from 0 on.")
 

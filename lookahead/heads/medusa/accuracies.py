@@ -43,10 +43,8 @@ class HeadAccuracies:
                 "of ranks, at least 1, for every head."
             )
         if len(self.samples) != len(self.accuracies):
-            raise LookaheadError(
-                f"There are samples for {len(self.samples)} heads and accuracies for {len(self.accuracies)}: expected "
-                "one number a head."
-            )
+            told = f"There are samples for {len(self.samples)} heads and accuracies for {len(self.accuracies)}"
+            raise LookaheadError(f"{told}: expected one number a head.")
         for head, row in enumerate(self.accuracies):
             for rank, share in enumerate(row):
                 if not 0.0 <= share <= 1.0:

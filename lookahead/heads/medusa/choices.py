@@ -184,10 +184,8 @@ def _named(name: str | PathLike[str]) -> ChoiceTree:
         if name in presets():
             return ChoiceTree(tuple(map(tuple, presets()[name])))
         if not name.endswith(".json") and not Path(name).expanduser().is_file():
-            raise LookaheadError(
-                f"There is no preset and no file {name!r}: expected one of {', '.join(presets())}, or the file of a "
-                "calibrated tree."
-            )
+            told = f"expected one of {', '.join(presets())}, or the file of a calibrated tree."
+            raise LookaheadError(f"There is no preset and no file {name!r}: {told}")
     return read_tree(name)[0]
 
 

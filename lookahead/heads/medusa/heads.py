@@ -191,10 +191,8 @@ class MedusaHeads(
     def check_finite(self, look: Callable[[nn.Module], str | None] = look_for_broken_weight) -> None:
         """Raise a LookaheadError that names the first parameter with numbers that are not finite."""
         if (broken := look(self)) is not None:
-            raise LookaheadError(
-                f"The heads are broken: {broken}. Train them again with a lower learning rate, or read another "
-                "checkpoint."
-            )
+            cure = "Train them again with a lower learning rate, or read another checkpoint."
+            raise LookaheadError(f"The heads are broken: {broken}. {cure}")
 
 
 def read_heads(source: str | Path, model: Any = None, **hub: Any) -> MedusaHeads:

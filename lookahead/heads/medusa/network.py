@@ -85,10 +85,8 @@ class HeadsNetwork(nn.Module):
             scored = torch.stack([layer(state) for layer, state in zip(self.outputs, states, strict=True)])
             return self.over_vocabulary(scored)
         if output is None:
-            raise LookaheadError(
-                "These heads use the model's output layer: expected it as the second argument, got none. Pass "
-                "output_layer(model)."
-            )
+            told = "These heads use the model's output layer: expected it as the second argument, got none."
+            raise LookaheadError(f"{told} Pass output_layer(model).")
         return output(states)  # one product for all heads
 
     def over_vocabulary(self, scored: Tensor) -> Tensor:

@@ -301,9 +301,7 @@ def _try(layer: MtpLayer, source: str) -> None:
             out = layer(joined, states[part], places[part].to(states.device), cache, mask[part, : part.stop])
             cache.crop(part.stop)
     except MODEL_ERRORS as error:
-        raise LookaheadError(
-            f"{source}, a {type(layer.decoder).__name__} of one layer, cannot be run by itself: {error} Decode without "
-            "use_mtp."
-        ) from error
+        told = f"{source}, a {type(layer.decoder).__name__} of one layer, cannot be run by itself: {error}"
+        raise LookaheadError(f"{told} Decode without use_mtp.") from error
     if not bool(out.isfinite().all()):
         raise LookaheadError(f"{source} gives NaN or infinite numbers: check its weights and its dtype.")

@@ -15,8 +15,7 @@ from lookahead.models.output_layer import copyable_weight, output_layer, output_
 from lookahead.training.data import IGNORE, Examples
 from lookahead.training.drafter import Seen, TrainedHead, in_parts
 
-# Of the model's output layer, in a fresh head. Nats a token after 60 steps of the bundled model: 0.3 5.1, 1 5.2; drawn
-# at random 5.5.
+# Of the output layer, in a fresh head. Nats a token after 60 steps of the bundled model: 0.3 5.1, 1 5.2; at random 5.5.
 _FRESH = 0.3
 
 

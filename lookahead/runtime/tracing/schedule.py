@@ -2,8 +2,7 @@
 
 That is ski rental: a trace is bought when renting has cost as much, and so are packed weights. It is looked at as a
 call begins and, every few passes, in its middle, where the rest has to promise twice the price; but only where passes
-are most of what calls take. A trace that an earlier process has left costs little, and is read as soon as a call
-promises that.
+are most of what calls take. A trace that an earlier process has left costs little, and is read as soon as that pays.
 """
 
 import threading
@@ -152,8 +151,7 @@ class Upgrades:
         self._before = {kind: missed.passes for kind, missed in list(traces.missed.items())}
 
     def see(self, nodes: int, ms: float, written: int) -> None:
-        """Take in a pass over ``nodes`` nodes in all, 0 for the prompt's, after which the longest sequence has
-        ``written`` tokens."""
+        """Take in a pass over ``nodes`` nodes, 0 for the prompt's; the longest sequence has ``written`` tokens."""
         self._times.see(nodes, ms)
         self.buy(nodes, ms, written)
         if self._forward.batch != self._batch:
