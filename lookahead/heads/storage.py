@@ -223,18 +223,18 @@ class Told:
     """What a config says, where None is nothing; a LookaheadError where it is of another kind than expected."""
 
     def __init__(self, config: Mapping[str, Any], source: str, within: str = "") -> None:
-        self.config, self._source, self._within = config, source, within
+        self.config, self.source, self._within = config, source, within
 
     def of(self, name: str, expected: str, fits: Any) -> Any:
         value = self.config.get(name)
         if value is not None and not fits(value):
             where = f"{self._within}{name}"
-            raise LookaheadError(f"{self._source}: {where} in config.json must be {expected}: got {value!r}. Mend it.")
+            raise LookaheadError(f"{self.source}: {where} in config.json must be {expected}: got {value!r}. Mend it.")
         return value
 
     def part(self, name: str) -> "Told":
         found = self.of(name, "an object", lambda value: isinstance(value, dict)) or {}
-        return Told(found, self._source, f"{self._within}{name}.")
+        return Told(found, self.source, f"{self._within}{name}.")
 
     def whole(self, name: str) -> int | None:
         return self.of(name, "a whole number from 1 on", lambda value: type(value) is int and value > 0)
@@ -250,7 +250,7 @@ class Told:
         return tuple(self.of(name, "a list of layer numbers", are_layers) or ())
 
     def refuse(self, why: str) -> LookaheadError:
-        return LookaheadError(f"{self._source}: {why}")
+        return LookaheadError(f"{self.source}: {why}")
 
 
 def are_layers(value: Any) -> bool:
