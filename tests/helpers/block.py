@@ -85,8 +85,12 @@ def write_head(folder: Path, network: BlockNetwork, layout: str, **changes: Any)
     else:
         config = more | {"speculators_model_type": "dspark" if sizes.markov else "dflash"}
         config |= {"transformer_layer_config": layer_config(sizes), "aux_hidden_state_layer_ids": ids}
-        config |= {"speculators_config": {"verifier": {"name_or_path": "some/model"}, "proposal_methods": [
-            {"speculative_tokens": sizes.depth}]}}
+        config |= {
+            "speculators_config": {
+                "verifier": {"name_or_path": "some/model"},
+                "proposal_methods": [{"speculative_tokens": sizes.depth}],
+            }
+        }
         config["sliding_window_non_causal"] = sizes.sights == ((3, False),) * 2
         if network.d2t is not None:
             tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).scatter(0, network.scored(), True)
