@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.block import KINDS, random_network, write_head
+from helpers.block import KINDS, depth_of, random_network, write_head
 from helpers.models import VOCAB, fresh_model, prompts, same_as_plain, successor_model
 from torch import Tensor
 from torch.nn.functional import silu
@@ -14,8 +14,7 @@ from torch.nn.functional import silu
 from jacobi import Path as Walk
 from lookahead.heads.block.head import BlockHead
 from lookahead.heads.block.network import BlockNetwork
-from lookahead.heads.block.source import BlockCandidates, Found
-from lookahead.heads.block.strategy import Block
+from lookahead.heads.block.strategy import Block, BlockCandidates, Found
 
 LAYOUTS = [
     *(("dflash", "z-lab"), ("dflash", "speculators"), ("anchor first", "deepspec"), ("jetspec", "z-lab")),
@@ -34,7 +33,7 @@ def test_drafters_are_read_as_they_were_written(kind: str, layout: str, tmp_path
         expected, found = network.state_dict(), read.network.state_dict()
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-        sizes = read.facts() | {"base_model": None, "max_positions": 2048}
+        sizes = read.facts() | {"base_model": None}
         assert sizes == {**vars(network.sizes)}
 
 
@@ -107,7 +106,7 @@ def naive(network: BlockNetwork, features: Tensor, anchor: int, embed: Any) -> T
 def naive_scores(network: BlockNetwork, hidden: Tensor, path: list[int], output: Any) -> Tensor:
     """Scores ``[token]`` of the slot behind a ``path`` from the anchor on, by one slot's states after the other."""
     given, rank = dict(network.state_dict()), network.sizes.rank
-    slots = hidden[network.sizes.block_size - network.sizes.depth :]
+    slots = hidden[network.sizes.block_size - depth_of(network) :]
     scores = slots[len(path) - 1] @ given.get("lm_head.weight", output.weight).T
     if (cap := network.sizes.softcap) is not None:
         scores = cap * (scores / cap).tanh()
@@ -167,7 +166,7 @@ def test_what_is_kept_of_a_text_is_the_text(kind: str) -> None:
         if step not in (1, 2):  # nobody asks
             for row in range(batch):
                 found = candidates.of(row)
-                assert found is not None and len(found) == network.sizes.depth
+                assert found is not None and len(found.tokens) == depth_of(network)
                 with torch.no_grad():
                     hidden = naive(network, torch.cat(list(texts[row]), -1), roots[row], embed)
                     check_behind(network, hidden, found, roots[row], output)
@@ -177,7 +176,7 @@ def test_what_is_kept_of_a_text_is_the_text(kind: str) -> None:
 def check_behind(network: BlockNetwork, hidden: Tensor, found: Found, root: int, output: Any) -> None:
     ids = torch.arange(VOCAB) if network.d2t is None else network.scored()
     path = [root]
-    for depth in range(len(found)):
+    for depth in range(len(found.tokens)):
         known = {path[-1]} if network.sizes.markov == "rnn" or not depth else {*found.after(depth - 1, path[-2])[0][:5]}
         for token in known:
             tokens, scores, odds = found.after(depth, int(token))
@@ -187,7 +186,7 @@ def check_behind(network: BlockNetwork, hidden: Tensor, found: Found, root: int,
             if token == path[-1]:
                 assert tokens[0] == ids[expected.argmax()]
             if network.confidence_head is not None:
-                given = hidden[depth + network.sizes.block_size - network.sizes.depth]
+                given = hidden[depth + network.sizes.block_size - depth_of(network)]
                 if network.sizes.confidence > 32:
                     given = torch.cat([given, network.markov_head.markov_w1.weight[int(token)]])
                 weight, bias = network.confidence_head["proj"].weight[0], network.confidence_head["proj"].bias
@@ -213,6 +212,6 @@ def test_pair_scores_that_are_the_models_are_accepted_whole(first: bool, sample:
         network.markov_head.markov_w2.weight.copy_(model(tokens).logits[:, 0].T)
     strategy = Block(BlockHead(network, (0, 1), first), tree="chain")
     for batch in (1, 3):
-        settings = {"do_sample": sample, "max_new_tokens": 1 + 8 * (sizes_depth := network.sizes.depth + 1)}
+        settings = {"do_sample": sample, "max_new_tokens": 1 + 8 * (sizes_depth := depth_of(network) + 1)}
         output = same_as_plain(model, prompts(batch), strategy, **settings)
         assert sizes_depth == 7 - (not first) and output.stats.steps == 9, "the prompt's pass, and eight whole blocks"

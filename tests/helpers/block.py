@@ -51,6 +51,11 @@ def random_network(kind: str, seed: int = 0, **changes: Any) -> BlockNetwork:
     return network.eval()
 
 
+def depth_of(network: BlockNetwork) -> int:
+    """Tokens that a block drafts."""
+    return network.sizes.block_size - (not network.sizes.anchor_first)
+
+
 def layer_config(sizes: BlockSizes) -> dict[str, Any]:
     return {
         "model_type": "qwen3",
@@ -88,7 +93,7 @@ def write_head(folder: Path, network: BlockNetwork, layout: str, **changes: Any)
         config |= {
             "speculators_config": {
                 "verifier": {"name_or_path": "some/model"},
-                "proposal_methods": [{"speculative_tokens": sizes.depth}],
+                "proposal_methods": [{"speculative_tokens": depth_of(network)}],
             }
         }
         config["sliding_window_non_causal"] = sizes.sights == ((3, False),) * 2

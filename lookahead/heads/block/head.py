@@ -42,24 +42,19 @@ class BlockHead(nn.Module):
 
     Attributes:
         network: its weights.
-        feature_layers: which states of the model it reads, as ``hidden_states`` count; empty = as the file says.
-        anchor_first: whether the last token's place drafts; None = as the file says.
-
-    What is not given here is tried on the first prompt that is long enough: what the file says, layers one off, and the
-    other offset. Another reading is taken where it makes the prompt's own tokens much likelier.
+        feature_layers: which states of the model it reads, as ``hidden_states`` count.
+        anchor_first: whether the last token's place drafts. What of these two is not given is tried on the first prompt
+            that is long enough: a file is not believed if another reading makes the prompt much likelier.
     """
 
     formats: ClassVar[tuple[str, ...]] = ("deepspec",)  # that it is written in
 
-    def __init__(
-        self, network: BlockNetwork, feature_layers: tuple[int, ...] = (), anchor_first: bool | None = None
-    ) -> None:
+    def __init__(self, network: Any, feature_layers: tuple[int, ...] = (), anchor_first: bool | None = None) -> None:
         super().__init__()
         if not are_layers(feature_layers):
-            raise LookaheadError(
-                f"feature_layers= must be a tuple of layer numbers, as (2, 12): got {feature_layers!r}."
-            )
-        self.network, self.feature_layers, self.anchor_first = network, tuple(feature_layers), anchor_first
+            raise LookaheadError(f"feature_layers= must be a tuple as (2, 12), of layers: got {feature_layers!r}.")
+        self.network: BlockNetwork = network
+        self.feature_layers, self.anchor_first = tuple(feature_layers), anchor_first
 
     @classmethod
     def from_pretrained(
@@ -100,8 +95,8 @@ class BlockHead(nn.Module):
     @property
     def read_as(self) -> Reading:
         """How it is read if nothing speaks against it."""
-        sizes = self.network.sizes
-        first = sizes.anchor_first if self.anchor_first is None else self.anchor_first
+        sizes, first = self.network.sizes, self.anchor_first
+        first = sizes.anchor_first if first is None else first
         return Reading(self.feature_layers or sizes.feature_layers, first)
 
     def readings(self, model: Any) -> list[Reading]:
@@ -126,19 +121,19 @@ class BlockHead(nn.Module):
         last = len(tokens) - slots
         if len(readings) == 1 or slots < 1 or last <= _TRIED:
             return readings[0]
-        device, embed, output = network.fc.weight.device, model.get_input_embeddings(), output_layer(model)
-        text = torch.tensor(tokens, device=device)
-        at = torch.linspace(max(1, last - _BEHIND), last - 1, _TRIED, device=device).long().unique()
-        places = torch.arange(len(text), device=device)[None]
-        before = text[at[:, None] + torch.arange(slots, device=device)]
-        truth = text[at[:, None] + 1 + torch.arange(slots, device=device)]
-        found = []
+        text = torch.tensor(tokens, device=network.fc.weight.device)
+        at = torch.linspace(max(1, last - _BEHIND), last - 1, _TRIED, device=text.device).long().unique()
+        places, found = torch.arange(len(text), device=text.device)[None], []
+        before, truth = (text[at[:, None] + by + places[0, :slots]] for by in (0, 1))
+        known = slice(None) if network.d2t is None else network.scored()
         for reading in readings:
             pairs = network.remember(features(reading)[None], places)
-            out = network(text[None, at], at[None], pairs, places, embed)[0]
+            out = network(text[None, at], at[None], pairs, places, model.get_input_embeddings())[0]
             hidden = out[:, :slots] if reading.anchor_first else out[:, 1 : slots + 1]
-            said = network.added(network.logits(hidden, output), network.after(before, hidden)).log_softmax(-1)
-            found.append(float(_of(said, truth, network).sum()))
+            scores = network.added(network.logits(hidden, output_layer(model)), network.after(before, hidden))
+            said = scores.new_zeros(*truth.shape, output_sizes(model)[1])  # tokens without scores tell nothing
+            said[..., known] = scores.log_softmax(-1)
+            found.append(float(said.gather(-1, truth[..., None]).sum()))
         best = found.index(max(found))
         if found[best] < found[0] + _EVIDENCE or found[best] < -truth.numel() * log(output_sizes(model)[1]):
             best = 0  # what is less likely than by chance is no evidence
@@ -153,42 +148,18 @@ class BlockHead(nn.Module):
         sizes, (hidden, vocab) = self.network.sizes, output_sizes(model)
         tokens, channels = model.get_input_embeddings().weight.shape
         own, markov = sizes.own_embeddings, self.network.markov_head
-        facts: dict[str, tuple[int | None, int]] = {
-            "reads features of size": (sizes.target_size, hidden),
-            "reads the model's embeddings, of size": (None if own else sizes.hidden_size, channels),
-            "scores by the model's output layer states of size": (
-                None if sizes.draft_vocab_size else sizes.hidden_size,
-                hidden,
-            ),
-        }
+        facts: dict[str, tuple[int | None, int]] = {"reads features of size": (sizes.target_size, hidden)}
+        facts["reads the model's embeddings, of size"] = None if own else sizes.hidden_size, channels
+        lent = None if sizes.draft_vocab_size else sizes.hidden_size
+        facts["scores by the model's output layer states of size"] = lent, hidden
         check_sizes("This block drafter", facts, model)
-        d2t = self.network.d2t
-        counts = [own, None if d2t is not None else sizes.draft_vocab_size]
-        counts += [None if markov is None else markov.markov_w1.num_embeddings]
-        most = max(sizes.mask_token if own is None else 0, -1 if d2t is None else int(self.network.scored().max()))
-        for count in counts:
-            if count and not same_but_for_padding(count, vocab):
-                raise LookaheadError(
-                    f"This block drafter has tables of {count} tokens, and {type(model).__name__} has {vocab}: it is "
-                    "another model's."
-                )
-        if most >= tokens or sizes.mask_token >= (own or tokens):
-            raise LookaheadError(
-                f"This block drafter uses token {max(most, sizes.mask_token)}, and the table has {own or tokens} rows: "
-                "it is another model's."
-            )
-        layers, count = self.read_as.layers, len(decoder_layers(model))
-        if len(layers) != len(sizes.feature_layers) or not all(index < count for index in layers):
-            raise LookaheadError(
-                f"This block drafter reads states {list(layers)}, and {type(model).__name__} has {count} layers: "
-                f"expected {len(sizes.feature_layers)} from 0 to {count - 1}. Give feature_layers=."
-            )
+        d2t, layers, count = self.network.d2t, self.read_as.layers, len(decoder_layers(model))
+        tables = [own, None if d2t is not None else sizes.draft_vocab_size, markov and markov.markov_w1.num_embeddings]
+        most = max(sizes.mask_token, -1 if d2t is None else int(self.network.scored().max()))
+        wrong = [f"has a table of {each} tokens" for each in tables if each and not same_but_for_padding(each, vocab)]
+        wrong += [f"uses token {most}"] * (most >= tokens or sizes.mask_token >= (own or tokens))
+        wrong += [f"reads states {list(layers)}"] * (len(layers) != len(sizes.feature_layers) or max(layers) >= count)
+        if wrong:
+            theirs = f"{type(model).__name__} has {vocab} tokens, and {count} states to be read"
+            raise LookaheadError(f"This block drafter {wrong[0]}, and {theirs}: it is another model's.")
         warn_of_another("block drafter", self, sizes.base_model, model)
-
-
-def _of(said: Tensor, truth: Tensor, network: BlockNetwork) -> Tensor:
-    """Log-probabilities of tokens; 0 for those that are not scored at all."""
-    if network.d2t is None:
-        return said.gather(-1, truth[..., None])
-    hit = truth[..., None] == network.scored()
-    return torch.where(hit, said, 0.0)

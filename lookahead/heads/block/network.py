@@ -24,17 +24,13 @@ class BlockSizes:
     Attributes:
         hidden_size: of the drafter; ``target_size`` of one feature of the model.
         feature_layers: which states of the model it reads, as ``hidden_states`` count: i is what layer i reads.
-        block_size: places of a pass, the last token's included.
-        anchor_first: whether the last token's place says what follows it, and each other the token behind its own; else
-            each masked place says the token at its own position.
-        mask_token: the token that is embedded at places to be filled.
-        sights: of each layer, how far it sees, and whether a place sees later ones of its block.
-        own_embeddings: the size of its own table of embeddings; None = it takes the model's.
-        draft_vocab_size: the tokens of its own output layer; None = it scores by the model's.
-        markov: ``"vanilla"``, ``"gated"`` or ``"rnn"``: how scores depend on the token before, with vectors of
-            ``rank``; None = they do not.
+        block_size: places of a pass, the last token's included; ``mask_token`` is embedded at the others.
+        anchor_first: whether a place says what follows it, the last token's too; else masked ones say their own token.
+        sights: of each layer, its window, and whether a place is blind to later ones of its block.
+        own_embeddings, draft_vocab_size: tokens of its own table and output layer; None = they are the model's.
+        markov: ``"vanilla"``, ``"gated"`` or ``"rnn"``: how vectors of ``rank`` tell scores of the token before.
         confidence: channels that its confidence head reads; 0 = there is none.
-        input_scale: what rows of the table of embeddings are multiplied by; None = they are as the model embeds them.
+        input_scale: what rows of the table are multiplied by; None = they are as the model embeds them.
         output_multiplier, softcap: what scores are multiplied by, and bounded to.
         rope: as transformers' ``rope_parameters``.
     """
@@ -62,13 +58,7 @@ class BlockSizes:
     softcap: float | None = None
     eps: float = 1e-6
     rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
-    max_positions: int = 2048
     base_model: str | None = None
-
-    @property
-    def depth(self) -> int:
-        """Tokens that a block drafts."""
-        return self.block_size - (not self.anchor_first)
 
 
 class BlockAttention(nn.Module):
@@ -92,8 +82,8 @@ class BlockAttention(nn.Module):
         """What ``states`` ``[row, place, hidden]`` see of the ``text`` and of each other, by a bool ``mask`` ``[row,
         place, text and places]``."""
         queries = _turned(self.q_norm(self.q_proj(states).unflatten(-1, (-1, self._size))), turns)
-        own = self.pairs(states, turns)
-        keys, values = (torch.cat([text[part], own[part]], dim=1).transpose(1, 2) for part in (0, 1))
+        both = zip(text, self.pairs(states, turns), strict=True)
+        keys, values = (torch.cat(parts, dim=1).transpose(1, 2) for parts in both)
         seen = scaled_dot_product_attention(queries.transpose(1, 2), keys, values, mask[:, None], enable_gqa=True)
         return self.o_proj(seen.transpose(1, 2).flatten(2))
 
@@ -108,9 +98,8 @@ class BlockLayer(nn.Module):
 
     def __init__(self, sizes: BlockSizes, config: LlamaConfig) -> None:
         super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = (
-            LlamaRMSNorm(sizes.hidden_size, sizes.eps) for _ in range(2)
-        )
+        self.input_layernorm = LlamaRMSNorm(sizes.hidden_size, sizes.eps)
+        self.post_attention_layernorm = LlamaRMSNorm(sizes.hidden_size, sizes.eps)
         self.self_attn, self.mlp = BlockAttention(sizes), LlamaMLP(config)
 
     def forward(self, states: Tensor, turns: Angles, text: Pairs, mask: Tensor) -> Tensor:
@@ -149,15 +138,8 @@ class BlockNetwork(nn.Module):
     def __init__(self, sizes: BlockSizes, model_tokens: int) -> None:
         super().__init__()
         self.sizes, size = sizes, sizes.hidden_size
-        config = LlamaConfig(
-            hidden_size=size,
-            intermediate_size=sizes.feed_forward,
-            num_attention_heads=sizes.heads,
-            num_key_value_heads=sizes.key_heads,
-            head_dim=sizes.head_size,
-            rope_parameters=dict(sizes.rope),
-            max_position_embeddings=sizes.max_positions,
-        )
+        config = LlamaConfig(hidden_size=size, num_attention_heads=1, rope_parameters=dict(sizes.rope))
+        config.head_dim, config.intermediate_size = sizes.head_size, sizes.feed_forward
         self.fc = nn.Linear(len(sizes.feature_layers) * sizes.target_size, size, bias=False)
         self.layers = nn.ModuleList(BlockLayer(sizes, config) for _ in sizes.sights)
         self.hidden_norm, self.norm = (LlamaRMSNorm(size, sizes.eps) for _ in range(2))
@@ -165,17 +147,10 @@ class BlockNetwork(nn.Module):
         scored = sizes.draft_vocab_size
         self.lm_head = nn.Linear(size, scored, bias=False) if scored else None
         self.markov_head = MarkovHead(sizes, model_tokens, scored or model_tokens) if sizes.markov else None
-        confidence = {"proj": nn.Linear(sizes.confidence, 1)} if sizes.confidence else None
-        self.confidence_head = nn.ModuleDict(confidence) if confidence else None
+        given = sizes.confidence
+        self.confidence_head = nn.ModuleDict({"proj": nn.Linear(given, 1)}) if given else None
         self.register_buffer("d2t", None)
         self.rotary = LlamaRotaryEmbedding(config)  # its own: the model's may turn in another way
-
-    def embedded(self, tokens: Tensor, embed: nn.Module) -> Tensor:
-        """Embeddings by the drafter's own table or else the model's, ``[..., hidden]``."""
-        table: Any = self.embed_tokens or embed
-        if (scale := self.sizes.input_scale) is not None:
-            return table.weight[tokens].to(self.fc.weight) * scale
-        return table(tokens).to(self.fc.weight)
 
     def remember(self, features: Tensor, positions: Tensor) -> list[Pairs]:
         """Each layer's keys and values of the text, by ``features`` ``[row, place, channel]`` at their positions."""
@@ -185,27 +160,23 @@ class BlockNetwork(nn.Module):
         return [layer.self_attn.pairs(states, turns) for layer in layers]
 
     def forward(self, anchors: Tensor, at: Tensor, text: Sequence[Pairs], places: Tensor, embed: nn.Module) -> Tensor:
-        """What comes out of blocks, ``[row, block, slot, hidden]``.
-
-        Args:
-            anchors, at: the token that each block begins with, and its position, ``[row, block]``; of one row they
-                differ, and blocks do not see each other.
-            text: what was remembered, of which a block sees what lies before it, by its ``places`` ``[row, place]``.
-        """
-        blocks, size = anchors.shape[1], self.sizes.block_size
+        """What comes out of blocks, ``[row, block, slot, hidden]``, that begin with tokens ``anchors`` ``at`` different
+        positions ``[row, block]``. A block sees of the ``text`` what was at ``places`` ``[row, place]`` before it."""
+        size = self.sizes.block_size
         tokens = anchors.new_full((*anchors.shape, size), self.sizes.mask_token)
         tokens[:, :, 0] = anchors
         slots = torch.arange(size, device=at.device)
         positions, owners = (at[:, :, None] + slots).flatten(1), at.repeat_interleave(size, dim=1)
         apart = positions[:, :, None] - torch.cat([places, positions], dim=1)[:, None]
-        seen = places[:, None] < owners[:, :, None]
-        own = owners[:, :, None] == owners[:, None]
+        seen, own = places[:, None] < owners[:, :, None], owners[:, :, None] == owners[:, None]
         masks = {sight: _mask(sight, apart, seen, own) for sight in set(self.sizes.sights)}
-        states = self.embedded(tokens, embed).flatten(1, 2)
+        table: Any = self.embed_tokens or embed
+        scale = self.sizes.input_scale
+        states = (table(tokens) if scale is None else scale * table.weight[tokens]).to(self.fc.weight).flatten(1, 2)
         turns = self.rotary(states, positions)
         for layer, pairs, sight in zip(self.layers, text, self.sizes.sights, strict=True):
             states = layer(states, turns, pairs, masks[sight])
-        return self.norm(states).unflatten(1, (blocks, size))
+        return self.norm(states).unflatten(1, (-1, size))
 
     def logits(self, states: Tensor, output: nn.Module) -> Tensor:
         """Scores ``[..., draft token]`` whatever stands before, by its own output layer or else the model's."""
@@ -213,22 +184,18 @@ class BlockNetwork(nn.Module):
         weight = getattr(output, "weight", None)
         scores: Tensor = output(states.to(weight.dtype if isinstance(weight, Tensor) else states.dtype))
         scores = scores.float() * self.sizes.output_multiplier
-        if self.sizes.softcap is not None:
-            scores = self.sizes.softcap * (scores / self.sizes.softcap).tanh()
+        if (cap := self.sizes.softcap) is not None:
+            scores = cap * (scores / cap).tanh()
         return scores if self.d2t is None or self.lm_head is not None else scores[..., self.scored()]
 
     def after(self, before: Tensor, hidden: Tensor) -> Tensor | None:
         """Vectors ``[..., slot, rank]`` of the Markov head at slots ``hidden`` behind the tokens ``before``."""
         if self.markov_head is None:
             return None
-        if self.markov_head.joint_proj is None:
-            vectors: Tensor = self.markov_head(before, hidden, None)[0]
-            return vectors
-        found, state = [], None
+        said = [(hidden[..., :0, :], None)]
         for slot in range(hidden.shape[-2]):
-            vector, state = self.markov_head(before[..., slot], hidden[..., slot, :], state)
-            found.append(vector)
-        return torch.stack(found, dim=-2)
+            said.append(self.markov_head(before[..., slot], hidden[..., slot, :], said[-1][1]))
+        return torch.stack([vector for vector, _ in said[1:]], dim=-2)
 
     def added(self, scores: Tensor, vectors: Tensor | None) -> Tensor:
         """Scores with what the token before adds to them."""
@@ -238,9 +205,9 @@ class BlockNetwork(nn.Module):
         """How sure it is of slots ``hidden`` ``[..., hidden]`` behind tokens ``before`` ``[...]``, as log-odds."""
         if self.confidence_head is None:
             return None
-        given = [hidden] if self.sizes.confidence == hidden.shape[-1] else [hidden, self.markov_head.markov_w1(before)]  # type: ignore[union-attr]
-        odds: Tensor = self.confidence_head["proj"](torch.cat(given, dim=-1))[..., 0].float()
-        return odds
+        if self.markov_head is not None and self.sizes.confidence > hidden.shape[-1]:
+            hidden = torch.cat([hidden, self.markov_head.markov_w1(before)], dim=-1)
+        return self.confidence_head["proj"](hidden)[..., 0].float()
 
     def scored(self) -> Tensor:
         """The model's ids of the tokens that it scores, where these are not all, ``[draft token]``."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lookahead.training.settings import NATURAL, POSITIVE, WHOLE, TrainingSettings, setting
+from lookahead.training.settings import POSITIVE, WHOLE, TrainingSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,6 @@ class BlockSettings(TrainingSettings):
     mask_token: int | None = setting(None, "The token of places to be filled. Default: one that no text has.")
     anchors: int = setting(32, "Blocks of a text that are learnt from in a step.", range=WHOLE)
     fade: float = setting(4.0, "Places until a place's loss weighs 1/e.", range=POSITIVE)
-    hard: float = setting(0.1, "Weight of the tokens that came, beside 0.9 of the model's distribution.", range=NATURAL)
 
     @property
     def steps(self) -> int:
