@@ -47,6 +47,7 @@ KINDS = {
     "eagle": _trained("eagle", "Eagle", "head.EagleHead", "EagleSettings", "TrainedEagle"),
     "mtp": StrategyKind(folder="lookahead.heads.mtp", strategy="strategy.Mtp"),
     "redrafter": _trained("redrafter", "ReDrafter", "head.RecurrentHead", "ReDrafterSettings", "TrainedRecurrent"),
+    "block": _trained("block", "Block", "head.BlockHead", "BlockSettings", "TrainedBlock"),
 }
 
 

@@ -1,11 +1,13 @@
 """What strategies share that draft with a head beside the model; and trees of fixed shape, EAGLE-1's and Medusa's."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from os import PathLike
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import numpy as np
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, TokenTree
+from lookahead._per_model import PerModel
 from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.drawn_trees import Urn
 from lookahead.draft.published import Grow, HeadDrafter
@@ -24,6 +27,9 @@ from lookahead.sources.perturbed import Draw
 from lookahead.sources.vocabularies import SameVocabulary
 from lookahead.strategies.automatic import AutomaticStrategy
 from lookahead.strategies.draft_models import check_whole
+
+_log = logging.getLogger("lookahead")
+_warned: PerModel[WeakSet[Any]] = PerModel(WeakSet)  # heads that name another model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +116,14 @@ def check_sizes(what: str, sizes: Mapping[str, tuple[int | None, int]], model: A
     for does, (own, its) in sizes.items():
         if own is not None and own != its:
             raise LookaheadError(f"{what} {does} {own}, and {type(model).__name__} has {its}: it is another model's.")
+
+
+def warn_of_another(what: str, head: Any, theirs: str | None, model: Any) -> None:
+    """Tell once that a head, a ``what``, was made for a model of another name."""
+    ours, warned = str(getattr(model, "name_or_path", None) or ""), _warned.of(model)
+    if ours and (theirs or "").rstrip("/").rpartition("/")[2].lower() not in ours.lower() and head not in warned:
+        warned.add(head)
+        _log.warning("This %s was made for %s, and the model is %s: drafts may be of no use.", what, theirs, ours)
 
 
 class ResBlock(nn.Module):

@@ -1,9 +1,11 @@
-"""Where heads are stored: in a file, in the shards of a model, in a folder or in a repository of the hub."""
+"""Where heads are stored: in a file, in the shards of a model, in a folder or in a repository of the hub; and what
+their configs say."""
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar
@@ -215,6 +217,88 @@ def write_head(folder: str | PathLike[str], tensors: Mapping[str, Tensor], confi
         write_text(path / "config.json", json.dumps(config, indent=2) + "\n")
     except OSError as error:
         raise LookaheadError(f"{folder} cannot be written: {error}.") from error
+
+
+class Told:
+    """What a config says, where None is nothing; a LookaheadError where it is of another kind than expected."""
+
+    def __init__(self, config: Mapping[str, Any], source: str, within: str = "") -> None:
+        self.config, self.source, self._within = config, source, within
+
+    def of(self, name: str, expected: str, fits: Any) -> Any:
+        value = self.config.get(name)
+        if value is not None and not fits(value):
+            where = f"{self._within}{name}"
+            raise LookaheadError(f"{self.source}: {where} in config.json must be {expected}: got {value!r}. Mend it.")
+        return value
+
+    def part(self, name: str) -> "Told":
+        found = self.of(name, "an object", lambda value: isinstance(value, dict)) or {}
+        return Told(found, self.source, f"{self._within}{name}.")
+
+    def whole(self, name: str) -> int | None:
+        return self.of(name, "a whole number from 1 on", lambda value: type(value) is int and value > 0)
+
+    def number(self, name: str, default: float) -> float:
+        found = self.of(name, "a number above 0", lambda value: type(value) in (int, float) and 0 < value < inf)
+        return default if found is None else float(found)
+
+    def text(self, name: str) -> str | None:
+        return self.of(name, "a text", lambda value: isinstance(value, str)) or None
+
+    def layers(self, name: str) -> tuple[int, ...]:
+        return tuple(self.of(name, "a list of layer numbers", are_layers) or ())
+
+    def refuse(self, why: str) -> LookaheadError:
+        return LookaheadError(f"{self.source}: {why}")
+
+
+def are_layers(value: Any) -> bool:
+    """Whether a value is a list of numbers of layers."""
+    return isinstance(value, list | tuple) and all(type(index) is int and index >= 0 for index in value)
+
+
+def rope_of(layer: Told) -> dict[str, Any]:
+    """RoPE as the head's own config says; where it says nothing its base is 10000, whatever the model's is."""
+    found = [dict(layer.part(name).config) for name in ("rope_parameters", "rope_scaling")]
+    told = found[0] or found[1]
+    told.setdefault("rope_type", told.pop("type", None) or "default")
+    if told.get("rope_theta") is None:
+        told["rope_theta"] = layer.number("rope_theta", 10000.0)
+    return told
+
+
+def offsets_of(offsets: Tensor | None, mask: Tensor | None, rows: int | None, name: str) -> Tensor | None:
+    """``d2t``, where a head of so many ``rows`` scores only some tokens; it agrees with ``t2d``, or follows from it."""
+    ids = None if mask is None else _marked(mask, rows, name)
+    if offsets is None:
+        return None if ids is None or mask is None or len(ids) == len(mask) else ids - torch.arange(len(ids))
+    if offsets.is_floating_point() or offsets.ndim != 1 or rows not in (None, len(offsets)):
+        size = "one" if rows is None else f"[{rows}]"
+        raise LookaheadError(f"{name}: d2t is {offsets.dtype} {list(offsets.shape)}, expected {size} whole numbers.")
+    offsets = offsets.long()
+    scored = offsets + torch.arange(len(offsets))
+    if bool((scored < 0).any()) or len(scored.unique()) < len(scored):
+        raise LookaheadError(f"{name}: d2t gives negative tokens, or one twice: expected offsets to different tokens.")
+    if ids is not None and not torch.equal(scored.sort().values, ids):
+        themselves = torch.equal(offsets.sort().values, ids)
+        what = "holds the tokens themselves" if themselves else "gives other tokens than t2d"
+        raise LookaheadError(
+            f"{name}: d2t {what}: expected offsets, the token that t2d marks minus its place in the head's output."
+        )
+    return offsets
+
+
+def _marked(mask: Tensor, rows: int | None, name: str) -> Tensor:
+    """The tokens that ``t2d`` marks."""
+    if mask.ndim != 1 or mask.is_floating_point():
+        raise LookaheadError(f"{name}: t2d is {mask.dtype} {list(mask.shape)}, expected a flag for each token.")
+    ids = mask.bool().nonzero()[:, 0]
+    if rows not in (None, len(ids)):
+        raise LookaheadError(
+            f"{name}: t2d marks {len(ids)} tokens, and lm_head.weight scores {rows}: expected as many."
+        )
+    return ids
 
 
 _held: "WeakValueDictionary[tuple[type, str, float], Any]" = WeakValueDictionary()

@@ -13,7 +13,7 @@ from jacobi import LookaheadError
 from lookahead._version import __version__
 from lookahead.heads.eagle.network import EagleNetwork, EagleSizes
 from lookahead.heads.eagle.sizes import FIRST, sizes_of
-from lookahead.heads.storage import fill, read_head, write_head
+from lookahead.heads.storage import fill, offsets_of, read_head, write_head
 from lookahead.models.compat import MODEL_ERRORS
 
 _LAYER, _FUSION = re.compile(r"^(?:midlayer|transformer)\."), re.compile(r"^fusion_fc\.")
@@ -33,7 +33,7 @@ def read(
     tensors, name = {names[each]: tensor for each, tensor in stored.items()}, str(source)
     mask, offsets = tensors.pop("t2d", None), tensors.pop("d2t", None)
     sizes = sizes_of(tensors, config, name, channels, features)
-    offsets = _offsets(offsets, mask, sizes.draft_vocab_size, name)
+    offsets = offsets_of(offsets, mask, sizes.draft_vocab_size, name)
     if offsets is not None and sizes.draft_vocab_size is None:  # it takes these rows of the model's output layer
         sizes = replace(sizes, draft_vocab_size=len(offsets))
     sizes = replace(sizes, vocab_size=_vocabulary(sizes, mask, offsets))
@@ -50,39 +50,6 @@ def read(
     network.rotary = type(network.rotary)(network.rotary.config)  # its table is in no file
     network.d2t = offsets
     return network
-
-
-def _offsets(offsets: Tensor | None, mask: Tensor | None, rows: int | None, name: str) -> Tensor | None:
-    """``d2t``, where a head of so many ``rows`` scores only some tokens; it agrees with ``t2d``, or follows from it."""
-    ids = None if mask is None else _marked(mask, rows, name)
-    if offsets is None:
-        return None if ids is None or mask is None or len(ids) == len(mask) else ids - torch.arange(len(ids))
-    if offsets.is_floating_point() or offsets.ndim != 1 or rows not in (None, len(offsets)):
-        size = "one" if rows is None else f"[{rows}]"
-        raise LookaheadError(f"{name}: d2t is {offsets.dtype} {list(offsets.shape)}, expected {size} whole numbers.")
-    offsets = offsets.long()
-    scored = offsets + torch.arange(len(offsets))
-    if bool((scored < 0).any()) or len(scored.unique()) < len(scored):
-        raise LookaheadError(f"{name}: d2t gives negative tokens, or one twice: expected offsets to different tokens.")
-    if ids is not None and not torch.equal(scored.sort().values, ids):
-        themselves = torch.equal(offsets.sort().values, ids)
-        what = "holds the tokens themselves" if themselves else "gives other tokens than t2d"
-        raise LookaheadError(
-            f"{name}: d2t {what}: expected offsets, the token that t2d marks minus its place in the head's output."
-        )
-    return offsets
-
-
-def _marked(mask: Tensor, rows: int | None, name: str) -> Tensor:
-    """The tokens that ``t2d`` marks."""
-    if mask.ndim != 1 or mask.is_floating_point():
-        raise LookaheadError(f"{name}: t2d is {mask.dtype} {list(mask.shape)}, expected a flag for each token.")
-    ids = mask.bool().nonzero()[:, 0]
-    if rows not in (None, len(ids)):
-        raise LookaheadError(
-            f"{name}: t2d marks {len(ids)} tokens, and lm_head.weight scores {rows}: expected as many."
-        )
-    return ids
 
 
 def _vocabulary(sizes: EagleSizes, mask: Tensor | None, offsets: Tensor | None) -> int | None:

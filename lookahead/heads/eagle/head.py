@@ -1,28 +1,22 @@
 """An EAGLE head as users hold it."""
 
-import logging
 from dataclasses import asdict, replace
 from os import PathLike
 from typing import Any, ClassVar, Literal, Self
-from weakref import WeakSet
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
-from lookahead._per_model import PerModel
-from lookahead.heads.base import check_sizes
+from lookahead.heads.base import check_sizes, warn_of_another
 from lookahead.heads.eagle.files import FORMATS, Format, read, write
 from lookahead.heads.eagle.network import EagleNetwork
-from lookahead.heads.eagle.sizes import are_layers
+from lookahead.heads.storage import are_layers
 from lookahead.models.hidden_states import NORM, decoder_layers, final_norm
 from lookahead.models.output_layer import output_sizes, placement
 from lookahead.sources.vocabularies import same_but_for_padding
 
 Count = Literal["inputs", "outputs"]
-
-_log = logging.getLogger("lookahead")
-_warned: PerModel[WeakSet[Any]] = PerModel(WeakSet)  # heads that name another model
 
 
 class EagleHead(nn.Module):
@@ -126,11 +120,7 @@ class EagleHead(nn.Module):
         check_sizes("This EAGLE head", facts, model)
         self._check_vocabulary(name, vocab)
         self.taps(model)
-        theirs, ours = self.network.sizes.base_model or "", str(getattr(model, "name_or_path", None) or "")
-        warned = _warned.of(model)
-        if ours and theirs.rstrip("/").rpartition("/")[2].lower() not in ours.lower() and self not in warned:
-            warned.add(self)
-            _log.warning("This EAGLE head was made for %s, and the model is %s: drafts may be of no use.", theirs, ours)
+        warn_of_another("EAGLE head", self, self.network.sizes.base_model, model)
 
     def _check_vocabulary(self, name: str, vocab: int) -> None:
         """A head scores all tokens of the model, or says which; padding behind them does not count."""

@@ -3,14 +3,13 @@ attention has, RoPE, which of the model's states are read."""
 
 import re
 from collections.abc import Mapping
-from math import inf
 from typing import Any
 
 from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.heads.eagle.network import EagleSizes
-from lookahead.heads.storage import some
+from lookahead.heads.storage import Told, rope_of, some
 
 FIRST = "layers.0."
 _NUMBERED = re.compile(r"layers\.(\d+)\.")
@@ -69,51 +68,12 @@ def sizes_of(
         feature_norms="each" if norms else "all" if "input_norm.weight" in tensors else None,
         norm_output=bool(config.get("norm_output", False)),
         eps=layer.number("rms_norm_eps", 1e-6),
-        rope=_rope(layer),
+        rope=rope_of(layer),
         max_positions=layer.whole("max_position_embeddings") or 2048,
         feature_layers=ids,
         base_model=told.part("speculators_config").part("verifier").text("name_or_path")
         or told.text("base_model_name_or_path"),
     )
-
-
-class Told:
-    """What a config says, where None is nothing; a LookaheadError where it is of another kind than expected."""
-
-    def __init__(self, config: Mapping[str, Any], source: str, within: str = "") -> None:
-        self.config, self._source, self._within = config, source, within
-
-    def of(self, name: str, expected: str, fits: Any) -> Any:
-        value = self.config.get(name)
-        if value is not None and not fits(value):
-            where = f"{self._within}{name}"
-            raise LookaheadError(f"{self._source}: {where} in config.json must be {expected}: got {value!r}. Mend it.")
-        return value
-
-    def part(self, name: str) -> "Told":
-        found = self.of(name, "an object", lambda value: isinstance(value, dict)) or {}
-        return Told(found, self._source, f"{self._within}{name}.")
-
-    def whole(self, name: str) -> int | None:
-        return self.of(name, "a whole number from 1 on", lambda value: type(value) is int and value > 0)
-
-    def number(self, name: str, default: float) -> float:
-        found = self.of(name, "a number above 0", lambda value: type(value) in (int, float) and 0 < value < inf)
-        return default if found is None else float(found)
-
-    def text(self, name: str) -> str | None:
-        return self.of(name, "a text", lambda value: isinstance(value, str)) or None
-
-    def layers(self, name: str) -> tuple[int, ...]:
-        return tuple(self.of(name, "a list of layer numbers", are_layers) or ())
-
-    def refuse(self, why: str) -> LookaheadError:
-        return LookaheadError(f"{self._source}: {why}")
-
-
-def are_layers(value: Any) -> bool:
-    """Whether a value is a list of numbers of layers."""
-    return isinstance(value, list | tuple) and all(type(index) is int and index >= 0 for index in value)
 
 
 def _head_size(layer: Told, queries: int, keys: int) -> int:
@@ -151,13 +111,3 @@ def _features(told: Told, joined: int, channels: int | None, features: int | Non
             f"target_hidden_size and {_IDS} in config.json that fit, or feature_layers= as many as there are."
         )
     return target, ids
-
-
-def _rope(layer: Told) -> dict[str, Any]:
-    """RoPE as the head's own config says; where it says nothing its base is 10000, whatever the model's is."""
-    found = [dict(layer.part(name).config) for name in ("rope_parameters", "rope_scaling")]
-    told = found[0] or found[1]
-    told.setdefault("rope_type", told.pop("type", None) or "default")
-    if told.get("rope_theta") is None:
-        told["rope_theta"] = layer.number("rope_theta", 10000.0)
-    return told
