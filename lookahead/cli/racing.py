@@ -159,10 +159,8 @@ class Race:
         step = len(self.given) / prompts  # every kind of question has its share
         self.given = [self.given[int(place * step)] for place in range(prompts)]
         took = f"plain decoding takes {1e3 * each:.0f} ms a token"
-        self.told.append(
-            f"{prompts} of {counted(asked[0], 'prompt')} and {self.new_tokens} of {asked[1]} tokens, as {took} here: "
-            "--minutes gives more."
-        )
+        told = f"{prompts} of {counted(asked[0], 'prompt')} and {self.new_tokens} of {asked[1]} tokens"
+        self.told.append(f"{told}, as {took} here: --minutes gives more.")
 
     def _write(
         self, inputs: Encoded, method: str, temperature: float | None, seed: int, new_tokens: int

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from lookahead.serve.calls import Calling, MadeCall
 from lookahead.serve.constraints import Constrained
 from lookahead.serve.errors import ApiError
-from lookahead.serve.parts import FIRST, UNSUPPORTED, Part
+from lookahead.serve.parts import FIRST, UNSUPPORTED, BodyPart
 
 _MOST_CHOICES = 16
 _MOST_BIASES = 1024  # entries of logit_bias: all of them are looked at for each token
@@ -20,7 +20,7 @@ MOST_VALUES = 1 << 18  # in a body
 _CONTAINER = 16  # values that a list or an object counts for, by the memory that it takes
 
 
-class TextPart(Part):
+class TextPart(BodyPart):
     type: Literal["text"]
     text: str
 
@@ -30,7 +30,7 @@ _Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 _Content = str | Annotated[list[TextPart], FIRST]
 
 
-class ChatMessage(Part):
+class ChatMessage(BodyPart):
     where = "messages"
     unsupported = UNSUPPORTED["message"]
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -48,16 +48,16 @@ class ChatMessage(Part):
         return {"role": role, "content": text_of(self.content or "")} | {key: it for key, it in more.items() if it}
 
 
-class Prediction(Part):
+class Prediction(BodyPart):
     type: Literal["content"]
     content: _Content
 
 
-class StreamOptions(Part):
+class StreamOptions(BodyPart):
     include_usage: bool = False
 
 
-class Details(Part):
+class Details(BodyPart):
     """The project's own options: ``details`` adds to each chunk of a stream which tokens were drafted, and by what."""
 
     details: bool = False

@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, Json
 
-from lookahead.serve.parts import Part
+from lookahead.serve.parts import BodyPart
 
 
-class Tool(Part):
-    class Function(Part):
+class Tool(BodyPart):
+    class Function(BodyPart):
         model_config = ConfigDict(extra="allow")  # templates may read more
         name: Annotated[str, Field(pattern=r"^[\w./:-]{1,64}$")]
         description: str | None = None
@@ -19,8 +19,8 @@ class Tool(Part):
     function: Function
 
 
-class MadeCall(Part):
-    class Function(Part):
+class MadeCall(BodyPart):
+    class Function(BodyPart):
         name: str
         arguments: Json[dict[str, Any]]
 
@@ -29,7 +29,7 @@ class MadeCall(Part):
     function: Function
 
 
-class Calling(Part):
+class Calling(BodyPart):
     """What a chat's answer may call, and has to."""
 
     tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] = Field(default=[])

@@ -6,20 +6,20 @@ from pydantic import Field
 
 from jacobi import LookaheadError
 from lookahead.serve.errors import ApiError
-from lookahead.serve.parts import Part
+from lookahead.serve.parts import BodyPart
 from lookahead.strategies.grammar import Grammar
 
 
-class JsonSchema(Part):
+class JsonSchema(BodyPart):
     document: dict[str, Any] = Field({}, alias="schema")
 
 
-class ResponseFormat(Part):
+class ResponseFormat(BodyPart):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema = JsonSchema(schema={})
 
 
-class Constrained(Part):
+class Constrained(BodyPart):
     """OpenAI's and vLLM's fields; one of them may be given."""
 
     min_tokens: Annotated[int, Field(ge=0)] = 0

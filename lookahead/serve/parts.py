@@ -9,11 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from lookahead.serve.errors import ApiError
 
 FIRST = Field(fail_fast=True)  # of a list: what is wrong with its first wrong item is all that is told
-# What fields may say that are not supported: nothing that changes the answer.
 UNSUPPORTED = json.loads(Path(__file__).with_name("unsupported.json").read_text(encoding="utf-8"))
 
 
-class Part(BaseModel):
+class BodyPart(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
     unsupported: ClassVar[dict[str, list[Any]]] = {}
     where: ClassVar[str | None] = None  # the field of the body that such parts stand in

@@ -99,8 +99,8 @@ class RequestPlanner:
             raise ApiError("top_logprobs needs logprobs: true.", param="top_logprobs")
         calls = [("tools", self._tools.grammar(tools, request))] if tools else []
         plan = self._plan(request, [prompt], most, request.top_logprobs if request.logprobs else None, calls=calls)
-        reader = self._tools.reader(tools, prompt, request) if tools else plan.reader
-        return replace(plan, reader=reader, tokenizer=self._tools.tokenizer if tools else None)
+        made = self._tools
+        return replace(plan, reader=made.reader(tools, prompt, request), tokenizer=made.tokenizer) if tools else plan
 
     def completion(self, request: CompletionRequest) -> RequestPlan:
         """The plan of a prompt's continuation; OpenAI's default are 16 tokens."""
@@ -117,7 +117,7 @@ class RequestPlanner:
         prompts = [self._ids(each) if isinstance(each, str) else each for each in prompt]
         if any(not 0 <= token < self._vocab_size for ids in prompts for token in ids):
             raise ApiError(f"prompt holds token ids outside of 0 to {self._vocab_size - 1}.", param="prompt")
-        return self._plan(request, prompts, request.max_tokens or 16, request.logprobs, request.echo)
+        return replace(self._plan(request, prompts, request.max_tokens or 16, request.logprobs), echo=request.echo)
 
     def _conversation(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
         """The prompt of messages and tools, whose texts are text: no part of one ends it, or begins another."""
@@ -143,13 +143,7 @@ class RequestPlanner:
         return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def _plan(
-        self,
-        request: Request,
-        prompts: list[list[int]],
-        most: int | None,
-        logprobs: int | None,
-        echo: bool = False,
-        calls: Sequence[tuple[str, dict[str, Any]]] = (),
+        self, request: Request, prompts: list[list[int]], most: int | None, logprobs: int | None, calls: Any = ()
     ) -> RequestPlan:
         if not prompts or not all(prompts):
             raise ApiError("The prompt is empty: expected at least one token.", param="prompt")
@@ -169,7 +163,7 @@ class RequestPlanner:
         settings = self._settings(request)
         ends = settings.get("eos_token_id") or end_tokens(self._model) or None
         grammar = request.grammar(self._tokenizer, ends, *calls)
-        return RequestPlan(prompts, room, settings, request, seed, references, logprobs, echo, grammar)
+        return RequestPlan(prompts, room, settings, request, seed, references, logprobs, grammar=grammar)
 
     def _room(self, length: int, most: int | None, request: Request) -> int:
         context = self.limits.context

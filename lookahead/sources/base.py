@@ -119,10 +119,8 @@ class CheckedSource:
         except (TypeError, ValueError):
             priors = ()
         if not priors:
-            raise LookaheadError(
-                f"{self._title} has the priors {source.priors!r}: expected a number between 0 and 1 for each "
-                "kind of candidate."
-            )
+            told = f"{self._title} has the priors {source.priors!r}"
+            raise LookaheadError(f"{told}: expected a number between 0 and 1 for each kind of candidate.")
         if bad := [prior for prior in priors if not 0.0 < prior < 1.0]:
             raise LookaheadError(f"{self._title} has the prior {bad[0]}: expected a share above 0 and below 1.")
         self.name, self.priors = source.name, priors

@@ -18,12 +18,7 @@ class Pass:
     """A pass over one tree a sequence: states of all slots, what is hidden, and where each sequence lies."""
 
     def __init__(
-        self,
-        trees: list[TokenTree],
-        lengths: list[int],
-        pads: list[int],
-        heads: tuple[int, int, int],
-        dtype: torch.dtype = torch.bfloat16,
+        self, trees: list[TokenTree], lengths: list[int], pads: list[int], heads: Any, dtype: Any = torch.bfloat16
     ) -> None:
         many, key_heads, channels = heads
         self.trees, self.lengths, self.pads, self.heads = trees, lengths, pads, heads

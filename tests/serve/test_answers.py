@@ -139,22 +139,6 @@ def test_log_probabilities(openai: OpenAI) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == whole.message.content
 
 
-def test_requests_of_another_salt_find_no_kept_cache() -> None:
-    with served(rows=1) as address, client(address) as openai:
-        given: Any = {"temperature": 0, "max_tokens": 8, "prompt": PROMPT * 4}
-        salts = (None, "a", "b", "a", None)
-        usages = [completed(openai, **given, extra_body={"cache_salt": salt}).usage for salt in salts]
-    assert [bool(usage.prompt_tokens_details.cached_tokens) for usage in usages] == [False, False, False, True, True]
-
-
-@pytest.mark.parametrize("most", [0, 2])
-def test_a_request_bounds_its_drafts(openai: OpenAI, most: int) -> None:
-    answer = completed(openai, temperature=0, extra_body={"speculative.n_max": most})
-    assert answer.choices[0].text == plain(PROMPT, max_new_tokens=40, do_sample=False)
-    passes, drafted = (answer.usage.lookahead[name] for name in ("passes", "drafted_tokens"))
-    assert drafted <= most * passes and (passes == 40) == (most == 0)
-
-
 def test_usage_of_several_answers() -> None:
     with served(rows=1) as address, client(address) as openai:
         given: Any = {"temperature": 1, "seed": 1, "n": 3, "max_tokens": 8, "prompt": PROMPT * 4}

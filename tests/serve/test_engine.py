@@ -1,9 +1,6 @@
 """The engine's queue: what leaves it, what is refused, and how it stops."""
 
-import json
-import re
 import threading
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,17 +8,12 @@ import pytest
 import torch
 from helpers.serving import NAME, NO_END, PROMPT, Asked, bundled, client, engine, plain, served, wait_until
 
-from lookahead.generation.watch import Pass, RowPass
 from lookahead.serve import application
 from lookahead.serve.errors import ApiError
-from lookahead.serve.jobs import Answer, AnswerStream
-from lookahead.serve.metrics import Metrics
+from lookahead.serve.jobs import Answer
 from lookahead.serve.server import Server
-from lookahead.stats import DecodingStats
 
 pytestmark = pytest.mark.usefixtures("augmented")
-BOARD = Path(__file__).parents[2] / "docs/grafana.json"
-METRIC = re.compile(r"vllm:\w+")
 
 
 def test_jobs_run_in_their_order() -> None:
@@ -134,29 +126,3 @@ def test_answers_share_passes_and_are_plain_ones() -> None:
             settings = NO_END | {"do_sample": bool(number % 2), "max_new_tokens": 20 + 9 * number}
             assert job.events[-2].text == plain(PROMPT, 0, **settings)
         wait_until(lambda: not running._scheduler.running)
-
-
-def test_passes_with_drafts_are_counted() -> None:
-    job = Asked(8)
-    stream = AnswerStream(job, 0, bundled()[1])
-    alone = RowPass((5,), (-1,), ("",), (1.0,), (0,), (6,))
-    drafted = RowPass((5, 6), (-1, 0), ("", "pool"), (1.0, 0.5), (0,), (7,))
-    for index, row in enumerate((alone, alone, drafted, alone)):
-        stream.see(Pass(index, (row,), 0.0, 0.0, 0.0, 0.0))
-    metrics = Metrics("m", lambda: 0, lambda: 0)
-    counted = {"drafted": 6, "histogram": {1: 2, 2: 1, 4: 1}, "sources": {"pool": 1, "suffix": 3}}
-    metrics.count(Answer(0, [6, 6, 7, 6], 1, 0, "length", DecodingStats(steps=4, **counted), stream.drafts))
-    lines = metrics.text().decode().splitlines()
-    assert 'vllm:spec_decode_num_drafts_total{model_name="m"} 1.0' in lines
-    by_depth = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    found = {line.split("position=")[1]: line for line in lines if line.startswith(by_depth)}
-    assert list(found) == ['"0"} 2.0', '"1"} 1.0', '"2"} 1.0']
-    by_source = "vllm:spec_decode_num_accepted_tokens_per_source_total"
-    assert f'{by_source}{{model_name="m",source="suffix"}} 3.0' in lines
-
-
-def test_the_board_asks_for_figures_that_there_are() -> None:
-    board = json.loads(BOARD.read_text(encoding="utf-8"))
-    asked = {name for panel in board["panels"] for each in panel["targets"] for name in METRIC.findall(each["expr"])}
-    known = Metrics("m", lambda: 0, lambda: 0).text().decode()
-    assert len(asked) > 9 and all(f"# TYPE {name.removesuffix('_bucket')} " in known for name in asked)

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 
-Angles = tuple[Tensor, Tensor]  # of RoPE: cosines and sines, [row, place, channel]
+Rotations = tuple[Tensor, Tensor]  # of RoPE: cosines and sines, [row, place, channel]
 Pairs = tuple[Tensor, Tensor]  # keys and values, [row, place, key head, channel]
 Sight = tuple[int | None, bool]  # of a layer: its window, and whether a slot sees no later ones
 
@@ -74,11 +74,11 @@ class BlockAttention(nn.Module):
         self.o_proj = nn.Linear(sizes.heads * sizes.head_size, size, bias=bias)
         self.q_norm, self.k_norm = (LlamaRMSNorm(sizes.head_size, sizes.eps) for _ in range(2))
 
-    def pairs(self, states: Tensor, turns: Angles) -> Pairs:
+    def pairs(self, states: Tensor, turns: Rotations) -> Pairs:
         keys, values = (each(states).unflatten(-1, (-1, self._size)) for each in (self.k_proj, self.v_proj))
         return _turned(self.k_norm(keys), turns), values
 
-    def forward(self, states: Tensor, turns: Angles, text: Pairs, mask: Tensor) -> Tensor:
+    def forward(self, states: Tensor, turns: Rotations, text: Pairs, mask: Tensor) -> Tensor:
         """What ``states`` ``[row, place, hidden]`` see of the ``text`` and of each other, by a bool ``mask`` ``[row,
         place, text and places]``."""
         queries = _turned(self.q_norm(self.q_proj(states).unflatten(-1, (-1, self._size))), turns)
@@ -88,7 +88,7 @@ class BlockAttention(nn.Module):
         return self.o_proj(seen.transpose(1, 2).flatten(2))
 
 
-def _turned(states: Tensor, turns: Angles) -> Tensor:
+def _turned(states: Tensor, turns: Rotations) -> Tensor:
     cos, sin = (each[:, :, None] for each in turns)
     return states * cos + rotate_half(states) * sin
 
@@ -102,7 +102,7 @@ class BlockLayer(nn.Module):
         self.post_attention_layernorm = LlamaRMSNorm(sizes.hidden_size, sizes.eps)
         self.self_attn, self.mlp = BlockAttention(sizes), LlamaMLP(config)
 
-    def forward(self, states: Tensor, turns: Angles, text: Pairs, mask: Tensor) -> Tensor:
+    def forward(self, states: Tensor, turns: Rotations, text: Pairs, mask: Tensor) -> Tensor:
         states = states + self.self_attn(self.input_layernorm(states), turns, text, mask)
         return states + self.mlp(self.post_attention_layernorm(states))
 

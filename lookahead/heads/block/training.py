@@ -39,22 +39,10 @@ model.generate(**inputs, custom_generate=Block("folder or name of this repositor
             raise LookaheadError(
                 f"{type(model).__name__} is an encoder-decoder model: block drafters need a causal one."
             )
-        (hidden, vocab), config, count = output_sizes(model), model.config.get_text_config(), len(decoder_layers(model))
-        heads, markov = config.num_attention_heads, None if settings.markov == "none" else settings.markov
-        rank = settings.rank if markov else 0
-        usual = sorted({count // 5, count // 2, max(0, count - 3)})
-        layers: tuple[int, ...] = settings.feature_layers or tuple(usual)
-        given: dict[str, Any] = {"hidden_size": hidden, "target_size": hidden, "feature_layers": layers, "rank": rank}
-        given |= {"feed_forward": settings.feed_forward or getattr(config, "intermediate_size", None) or 4 * hidden}
-        given |= {"block_size": settings.places, "anchor_first": True, "sights": ((None, False),) * settings.num_layers}
-        given |= {"mask_token": _free_token(model, examples) if settings.mask_token is None else settings.mask_token}
-        given |= {"heads": heads, "key_heads": getattr(config, "num_key_value_heads", None) or heads}
-        given |= {"head_size": getattr(config, "head_dim", None) or hidden // heads, "markov": markov}
-        given |= {"confidence": hidden + rank, "vocab_size": vocab, "eps": float(getattr(config, "rms_norm_eps", 1e-6))}
-        sizes = BlockSizes(**given, base_model=name or getattr(model.config, "name_or_path", None) or None)
+        sizes = _sizes(model, settings, examples, name)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(settings.seed)
-            network = BlockNetwork(sizes, vocab)
+            network = BlockNetwork(sizes, output_sizes(model)[1])
             for weight in network.parameters():
                 if weight.ndim == 2:
                     nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
@@ -63,9 +51,9 @@ model.generate(**inputs, custom_generate=Block("folder or name of this repositor
             theirs = getattr(final_norm(model), "weight", None)
             if isinstance(theirs, Tensor) and theirs.shape == network.norm.weight.shape:
                 network.norm.weight.copy_(theirs)
-        head = BlockHead(network.to(placement(model)[0]), layers, True)
+        head = BlockHead(network.to(placement(model)[0]), sizes.feature_layers, True)
         head.check(model)
-        check_gradient(model, hidden)
+        check_gradient(model, sizes.hidden_size)
         return cls(head, settings)
 
     def taps(self, model: Any) -> tuple[str, ...]:
@@ -111,6 +99,23 @@ model.generate(**inputs, custom_generate=Block("folder or name of this repositor
         if (sure := network.confidence(hidden, tokens[held])) is not None:
             loss = loss + binary_cross_entropy_with_logits(sure, 1.0 - away.detach() / 2.0, reduction="none")
         return (loss * weights).sum(), (said.argmax(-1) == tokens[held + 1]).sum().float()
+
+
+def _sizes(model: Any, settings: Any, examples: Examples, name: str | None) -> BlockSizes:
+    """What a fresh drafter of a model looks like: as a layer of it, where settings do not say."""
+    (hidden, vocab), config, count = output_sizes(model), model.config.get_text_config(), len(decoder_layers(model))
+    heads, markov = config.num_attention_heads, None if settings.markov == "none" else settings.markov
+    rank = settings.rank if markov else 0
+    usual = sorted({count // 5, count // 2, max(0, count - 3)})
+    layers: tuple[int, ...] = settings.feature_layers or tuple(usual)
+    given: dict[str, Any] = {"hidden_size": hidden, "target_size": hidden, "feature_layers": layers, "rank": rank}
+    given |= {"feed_forward": settings.feed_forward or getattr(config, "intermediate_size", None) or 4 * hidden}
+    given |= {"block_size": settings.places, "anchor_first": True, "sights": ((None, False),) * settings.num_layers}
+    given |= {"mask_token": _free_token(model, examples) if settings.mask_token is None else settings.mask_token}
+    given |= {"heads": heads, "key_heads": getattr(config, "num_key_value_heads", None) or heads}
+    given |= {"head_size": getattr(config, "head_dim", None) or hidden // heads, "markov": markov}
+    given |= {"confidence": hidden + rank, "vocab_size": vocab, "eps": float(getattr(config, "rms_norm_eps", 1e-6))}
+    return BlockSizes(**given, base_model=name or getattr(model.config, "name_or_path", None) or None)
 
 
 def _free_token(model: Any, examples: Examples) -> int:
