@@ -7,11 +7,12 @@ from functools import cached_property
 from itertools import groupby
 from os import PathLike
 from typing import Any, ClassVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import numpy as np
+import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, TokenTree
@@ -21,7 +22,7 @@ from lookahead.draft.drawn_trees import Urn
 from lookahead.draft.published import Grow, HeadDrafter
 from lookahead.heads.storage import stored_head
 from lookahead.models.fingerprint import broken_weight
-from lookahead.models.output_layer import beside, placement
+from lookahead.models.output_layer import beside, copyable_weight, placement
 from lookahead.sources.draft_model import BEST, Branch, Passes, Said
 from lookahead.sources.perturbed import Draw
 from lookahead.sources.vocabularies import SameVocabulary
@@ -30,6 +31,7 @@ from lookahead.strategies.draft_models import check_whole
 
 _log = logging.getLogger("lookahead")
 _warned: PerModel[WeakSet[Any]] = PerModel(WeakSet)  # heads that name another model
+_lent: WeakKeyDictionary[Any, tuple[Any, Tensor]] = WeakKeyDictionary()  # by network, of which weight which rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +126,29 @@ def warn_of_another(what: str, head: Any, theirs: str | None, model: Any) -> Non
     if ours and (theirs or "").rstrip("/").rpartition("/")[2].lower() not in ours.lower() and head not in warned:
         warned.add(head)
         _log.warning("This %s was made for %s, and the model is %s: drafts may be of no use.", what, theirs, ours)
+
+
+class Scoring(nn.Module):
+    """A network that scores by the model's output layer where it has none of its own; ``d2t`` ``[draft token]`` are
+    offsets from its tokens to the model's, where these are not all."""
+
+    d2t: Tensor | None
+
+    def scored(self) -> Tensor:
+        """The model's ids of the tokens that it scores, where these are not all, ``[draft token]``."""
+        assert self.d2t is not None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def lent(self, states: Tensor, output: nn.Module) -> Tensor:
+        """Scores ``[..., draft token]`` of states by ``output``; of some tokens only, by a copy of those rows."""
+        given, weight = getattr(output, "weight", None), copyable_weight(output)
+        states = states.to(given.dtype if isinstance(given, Tensor) else states.dtype)
+        if self.d2t is None or weight is None or getattr(output, "bias", None) is not None:
+            scores: Tensor = output(states)
+            return scores if self.d2t is None else scores[..., self.scored()]
+        if self not in _lent or _lent[self][0]() is not given:
+            _lent[self] = ref(given), weight[self.scored()]
+        return linear(states, _lent[self][1])
 
 
 class ResBlock(nn.Module):

@@ -28,6 +28,7 @@ HEADS_FILE = "medusa_lm_head.safetensors"
 MODEL_FILE = "model.safetensors"
 
 WHOLE_MODELS = ("model.safetensors.index.json", MODEL_FILE, "pytorch_model.bin.index.json", "pytorch_model.bin")
+_SCALE = ".scale"  # follows the name of a matrix of 8 bits
 _MOST_TIES = 4  # times that a file's numbers may be in tensors: models tie a layer or two
 _FILES = (HEADS_FILE, "medusa_lm_head.pt", *WHOLE_MODELS)
 
@@ -201,15 +202,28 @@ def read_head(
     location = locate(source, hub)
     stored = location.tensors(WHOLE_MODELS, what)
     names = [name for name in stored.files if no_part is None or not no_part.search(name)]
-    return {name: stored.get(name) for name in names}, location.config()
+    found = {name: stored.get(name) for name in names}
+    for name in [name for name in names if name + _SCALE in found]:
+        found[name] = found[name] * found.pop(name + _SCALE)
+    return found, location.config()
 
 
-def write_head(folder: str | PathLike[str], tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Write ``config.json`` and ``model.safetensors`` into a folder. A LookaheadError if that fails, or for NaN."""
+def write_head(
+    folder: str | PathLike[str], tensors: Mapping[str, Tensor], config: Mapping[str, Any], bits: int = 16
+) -> None:
+    """Write ``config.json`` and ``model.safetensors`` into a folder. A LookaheadError if that fails, or for NaN.
+
+    In 8 ``bits`` lines of matrices are whole numbers, ``NAME`` int8 ``[out, in]``, times ``NAME.scale`` ``[out, 1]``.
+    """
+    if bits not in (8, 16):
+        raise LookaheadError(f"bits={bits!r}: expected 8, or 16 for weights as they are.")
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     for name, tensor in plain.items():
         if not bool(tensor.isfinite().all()):
             raise LookaheadError(f"The head is broken: {name} holds NaN or infinite numbers. Train it again.")
+    for name in [name for name, tensor in plain.items() if bits == 8 and tensor.ndim == 2]:
+        scale = (plain[name].float().abs().amax(1, keepdim=True) / 127.0).clamp(min=1e-30)
+        plain |= {name: (plain[name] / scale).round().to(torch.int8), name + _SCALE: scale}
     try:
         path = Path(folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
-from lookahead.models.hidden_states import HiddenStates, tapped
-from lookahead.models.output_layer import output_sizes
+from lookahead.models.hidden_states import HiddenStates, final_norm, tapped
+from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes
 from lookahead.training.data import Example, Examples, Progress, Scored, batches, places_at_once
 from lookahead.training.recipe import Recipe, Run
 from lookahead.training.stage import Learner, Trained, kept_flags, train_stage
@@ -148,3 +148,37 @@ def in_parts(
         part, hits = loss(*given) if count <= size else checkpoint(loss, *given, use_reentrant=False)
         total, right = total + part, right + hits.detach()
     return total, right
+
+
+@torch.no_grad()
+def take_layer(layer: nn.Module, theirs: Mapping[str, Tensor | None]) -> None:
+    """Begin as a layer of the model. Of wider parts the rest stays as it was drawn, and gives nothing yet."""
+    for name, weight in layer.named_parameters():
+        own = theirs.get(name)
+        if own is None or own.ndim != weight.ndim or not own.is_floating_point() or own.is_meta:
+            continue
+        if any(small > large for small, large in zip(own.shape, weight.shape, strict=True)):
+            continue
+        if "down_proj" in name:
+            weight.zero_()
+        columns = slice(-own.shape[-1], None) if "self_attn" in name else slice(own.shape[-1])
+        weight[(slice(own.shape[0]), columns)[: own.ndim]].copy_(own)
+
+
+@torch.no_grad()
+def take_output(network: Any, model: Any, examples: Examples, scored: int | None) -> None:
+    """Begin with the model's final norm and its output layer, or the lines of it that stand for the ``scored`` tokens
+    that are the most frequent in ``examples``, if not all are."""
+    theirs = getattr(final_norm(model), "weight", None)
+    if network.norm is not None and isinstance(theirs, Tensor) and theirs.shape == network.norm.weight.shape:
+        network.norm.weight.copy_(theirs)
+    vocab, weight = output_sizes(model)[1], copyable_weight(output_layer(model))
+    ids = torch.arange(vocab)
+    if scored is not None and scored < vocab:
+        counts = torch.zeros(vocab, dtype=torch.long)
+        for example in examples:
+            counts += torch.bincount(example.ids[example.loss].long(), minlength=vocab)
+        ids = counts.argsort(descending=True, stable=True)[:scored].sort().values
+        network.d2t = (ids - torch.arange(scored)).to(network.fc.weight.device)
+    if network.lm_head is not None and weight is not None:
+        network.lm_head.weight.copy_(weight[ids.to(weight.device)])

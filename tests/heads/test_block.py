@@ -20,6 +20,7 @@ LAYOUTS = [
     *(("dflash", "z-lab"), ("dflash", "speculators"), ("anchor first", "deepspec"), ("jetspec", "z-lab")),
     *(("vanilla", "deepspec"), ("vanilla", "specforge"), ("gated", "deepspec"), ("gated", "speculators")),
     *(("rnn", "deepspec"), ("rnn", "speculators"), ("small vocabulary", "speculators")),
+    ("lines of the model's output", "speculators"),
 ]
 
 
@@ -107,7 +108,8 @@ def naive_scores(network: BlockNetwork, hidden: Tensor, path: list[int], output:
     """Scores ``[token]`` of the slot behind a ``path`` from the anchor on, by one slot's states after the other."""
     given, rank = dict(network.state_dict()), network.sizes.rank
     slots = hidden[network.sizes.block_size - depth_of(network) :]
-    scores = slots[len(path) - 1] @ given.get("lm_head.weight", output.weight).T
+    lines = output.weight if network.d2t is None else output.weight[network.scored()]
+    scores = slots[len(path) - 1] @ given.get("lm_head.weight", lines).T
     if (cap := network.sizes.softcap) is not None:
         scores = cap * (scores / cap).tanh()
     scores = scores.log_softmax(-1)

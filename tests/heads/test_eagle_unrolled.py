@@ -10,7 +10,6 @@ from torch import Tensor
 
 from jacobi import Path
 from lookahead.heads.eagle.head import EagleHead
-from lookahead.heads.eagle.network import PairCache
 from lookahead.heads.eagle.settings import EagleSettings
 from lookahead.heads.eagle.strategy import eagle_passes
 from lookahead.heads.eagle.training import TrainedEagle
@@ -116,36 +115,3 @@ def test_many_logits_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         learner(**collate(examples, 0))["loss"].backward()
         grads.append([weight.grad for weight in network.parameters()])
     torch.testing.assert_close(*grads)
-
-
-def test_eagle_1_learns_features_and_what_is_made_of_them() -> None:
-    model = fresh_model("llama", num_hidden_layers=2)
-    network = random_network(1)
-    drafter = TrainedEagle(EagleHead(network), EagleSettings(version="eagle-1"))
-    learner = BesideModel(model, drafter, 1e-3).eval()
-    text = list(range(3, 13))
-    seen = learner.look(**collate([Example.of(text)], 0))
-    with torch.no_grad():
-        loss, parts = drafter.losses(seen, model)
-        hidden = model.model(input_ids=seen.tokens).last_hidden_state
-        torch.testing.assert_close(model.lm_head(hidden), seen.logits)
-        features = hidden[0]
-        now = features[None, :-1]
-        embedded = model.get_input_embeddings()(seen.tokens[:, 1:])
-        joined = network.joined(now, embedded)
-        mask = torch.ones(9, 9, dtype=torch.bool).tril()
-        from_scratch = _alone(network, joined[0], embedded[0], mask)
-    off = torch.nn.functional.smooth_l1_loss(from_scratch[:-1], features[1:-1])
-    target, ours = (model.lm_head(states).float() for states in (features[1:-1], from_scratch[:-1]))
-    soft = -(target.softmax(-1) * ours.log_softmax(-1)).sum(-1).mean()
-    assert parts["loss_feature"].item() == pytest.approx(off.item(), rel=1e-5)
-    assert loss.item() == pytest.approx((off + 0.1 * soft).item(), rel=1e-5)
-    drafter.train()
-    with torch.random.fork_rng():
-        noisy = [drafter.losses(seen, model)[0].item() for _ in range(2)]
-    assert len({*noisy, loss.item()}) == 3, "features are noisy while it learns"
-
-
-def _alone(network: Any, joined: Tensor, embedded: Tensor, mask: Tensor) -> Tensor:
-    out: Tensor = network(joined, embedded, torch.arange(len(joined)), PairCache(1), mask)
-    return out

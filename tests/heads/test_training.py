@@ -17,6 +17,7 @@ from helpers.training import StopAt, changed, texts, weights
 from jacobi import LookaheadError
 from lookahead import bundled, eagle, redrafter
 from lookahead.eagle import EagleSettings, train
+from lookahead.heads.block.settings import BlockSettings
 from lookahead.heads.eagle.training import fresh_head
 from lookahead.heads.medusa.settings import MedusaSettings
 from lookahead.redrafter import ReDrafterSettings
@@ -27,7 +28,8 @@ from lookahead.training.items import Item
 SMALL: dict[str, Any] = {"block_size": 12, "batch_size": 2, "epochs": 1.0, "min_steps": 0, "learning_rate": 1e-3}
 SETTINGS: dict[str, Any] = {
     "eagle-3": EagleSettings(unroll=2, **SMALL),
-    "eagle-1": EagleSettings(version="eagle-1", **SMALL),
+    "eagle-3 with lines of the model's output": EagleSettings(unroll=2, own_output=False, draft_vocab=20, **SMALL),
+    "block": BlockSettings(places=4, draft_vocab=20, rank=8, **SMALL),
     "redrafter": ReDrafterSettings(unroll=2, **SMALL),
     "redrafter, sums": ReDrafterSettings(unroll=2, rnn=False, exit_size=24, num_layers=1, **SMALL),
 }
@@ -38,7 +40,7 @@ ITEMS = [
 
 
 def recipe(name: str) -> Any:
-    return KINDS[name[:5] if name.startswith("eagle") else "redrafter"].part("recipe")
+    return next(KINDS[kind] for kind in ("eagle", "block", "redrafter") if name.startswith(kind)).part("recipe")
 
 
 def model_of(**changes: Any) -> Any:
@@ -49,7 +51,7 @@ def model_of(**changes: Any) -> Any:
 def test_the_model_stays_as_it_was(tmp_path: Path, name: str) -> None:
     model, settings = model_of(), SETTINGS[name]
     before, flags = weights(model), [weight.requires_grad for weight in model.parameters()]
-    fresh = weights(recipe(name).fresh(model, settings).head)
+    fresh = weights(recipe(name).fresh(model, settings, texts()).head)
     head = recipe(name).trained(model, texts(), settings, tmp_path)
     assert not changed(before, model) and not model.training and not head.training
     assert [weight.requires_grad for weight in model.parameters()] == flags
@@ -65,7 +67,7 @@ def test_training_lowers_the_loss_and_raises_what_a_pass_writes(tmp_path: Path, 
     model, kind = counting_model(period=7).float(), recipe(name)
     counted = [Example.of([(start + place) % 7 + 1 for place in range(12)]) for start in range(7)] * 4
     settings = dataclasses.replace(SETTINGS[name], epochs=4.0, learning_rate=1e-2)
-    if name == "eagle-3":
+    if name.startswith("eagle"):
         settings = dataclasses.replace(settings, feature_layers=(0, 1, 1))
     fresh = kind.fresh(model, settings, counted)
     learnt = kind(kind.trained(model, counted, settings, tmp_path), settings)
@@ -77,7 +79,7 @@ def test_training_lowers_the_loss_and_raises_what_a_pass_writes(tmp_path: Path, 
     for each in (fresh, learnt):
         strategy = kind.strategy(each.head, nodes=4, seed=0, sources=(kind.source,))
         steps.append(same_as_plain(model, given, strategy, max_new_tokens=24).stats.steps)
-    assert steps[1] < 0.6 * steps[0]
+    assert steps[1] < 0.7 * steps[0]
 
 
 @pytest.mark.parametrize("name", TWO)
@@ -126,13 +128,11 @@ def test_settings_of_another_kind_are_refused(tmp_path: Path, kind: str) -> None
         (MedusaSettings, {"warmup": 1.0}, "warmup=1.0: expected at least 0 and below 1"),
         (MedusaSettings, {"lora_dropout": -0.1}, "lora_dropout=-0.1"),
         (MedusaSettings, {"distil": True, "method": "medusa-2", "backbone": "full"}, "without the adapter"),
-        (EagleSettings, {"version": "eagle-4"}, "version='eagle-4': expected one of eagle-3, eagle-1"),
         (EagleSettings, {"unroll": 0}, "unroll=0: expected an integer from 1 on"),
         (EagleSettings, {"block_size": 8}, "block_size=8: expected at least 9, so that step 6 has a token to predict"),
-        (EagleSettings, {"draft_vocab": 9, "own_output": False}, "draft_vocab=9: .* and own_output=True"),
+        (EagleSettings, {"draft_vocab": 0}, "draft_vocab=0: expected an integer from 1 on"),
         (EagleSettings, {"feed_forward": 0}, "feed_forward=0"),
         (EagleSettings, {"feature_layers": (-1,)}, r"feature_layers=\(-1,\): expected layer numbers"),
-        (EagleSettings, {"noise": -1.0}, "noise=-1.0: expected 0 or more"),
         (EagleSettings, {"decay": 0.0}, "decay=0.0: expected a number above 0"),
         (ReDrafterSettings, {"unroll": 0}, "unroll=0: expected an integer from 1 on"),
         (ReDrafterSettings, {"block_size": 6}, "block_size=6: expected at least 7, so that step 4 has a token"),

@@ -26,14 +26,16 @@ BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
 }
 MARKOV: dict[str, Any] = {"rank": 6, "confidence": 38}
+OWN: dict[str, Any] = MARKOV | {"markov": "vanilla", "own_embeddings": VOCAB, "own_output": True}
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {"anchor_first": False},
     "anchor first": {"sights": ((None, False), (None, False))},
     "jetspec": {"anchor_first": False, "sights": ((None, True), (None, True))},
-    "vanilla": MARKOV | {"markov": "vanilla", "own_embeddings": VOCAB, "draft_vocab_size": VOCAB},
+    "vanilla": OWN | {"draft_vocab_size": VOCAB},
     "gated": MARKOV | {"markov": "gated", "confidence": 32},
     "rnn": MARKOV | {"markov": "rnn", "sights": ((3, False), (3, False)), "softcap": 5.0, "input_scale": 0.7},
-    "small vocabulary": MARKOV | {"markov": "vanilla", "own_embeddings": VOCAB, "draft_vocab_size": 20},
+    "small vocabulary": OWN | {"draft_vocab_size": 20},
+    "lines of the model's output": MARKOV | {"markov": "vanilla", "draft_vocab_size": 20},
 }
 
 

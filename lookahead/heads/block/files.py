@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -52,6 +53,8 @@ def read(source: str | PathLike[str], hub: Mapping[str, Any]) -> BlockNetwork:
     mask, offsets = tensors.pop("t2d", None), tensors.pop("d2t", None)
     sizes = sizes_of(tensors, told)
     offsets = offsets_of(offsets, mask, sizes.draft_vocab_size, name)
+    if offsets is not None:
+        sizes = replace(sizes, draft_vocab_size=len(offsets))
     tokens = tensors["markov_head.markov_w1.weight"].shape[0] if sizes.markov else 0
     try:
         with torch.device("meta"):
@@ -102,9 +105,9 @@ def sizes_of(tensors: Mapping[str, Tensor], told: Told) -> BlockSizes:
     made |= {"anchor_first": first, "mask_token": mask, "sights": _sights(own, layer, theirs, count)}
     made |= {"heads": queries // size, "key_heads": keys // size, "head_size": size}
     made |= {"feed_forward": shape("layers.0.mlp.gate_proj.weight")[0], "markov": markov, "rank": rank}
-    made |= {"own_embeddings": table or None, "draft_vocab_size": output or None, "confidence": confidence}
+    made |= {"own_embeddings": table or None, "own_output": output > 0, "draft_vocab_size": output or None}
     made |= {"attention_bias": "layers.0.self_attn.q_proj.bias" in tensors, "vocab_size": layer.whole("vocab_size")}
-    made |= {"input_scale": own.number("input_embedding_scale", 0.0) or None}
+    made |= {"confidence": confidence, "input_scale": own.number("input_embedding_scale", 0.0) or None}
     made |= {"output_multiplier": own.number("output_multiplier", 1.0), "eps": layer.number("rms_norm_eps", 1e-6)}
     made |= {"softcap": own.number("final_logit_softcapping", 0.0) or None, "rope": rope_of(layer)}
     theirs = told.part("speculators_config").part("verifier").text("name_or_path")
@@ -170,7 +173,7 @@ def _sights(own: Told, layer: Told, theirs: str | None, count: int) -> tuple[Sig
     return tuple(sights)
 
 
-def write(network: BlockNetwork, folder: str | PathLike[str]) -> None:
+def write(network: BlockNetwork, folder: str | PathLike[str], bits: int = 16) -> None:
     """Write a drafter as DeepSpec does, beside what else is in a folder."""
     sizes, tensors = network.sizes, dict(network.state_dict())
     if network.d2t is not None:
@@ -197,4 +200,4 @@ def write(network: BlockNetwork, folder: str | PathLike[str]) -> None:
     config |= {"input_embedding_scale": sizes.input_scale, "output_multiplier": sizes.output_multiplier}
     config |= {"final_logit_softcapping": sizes.softcap, "vocab_size": sizes.vocab_size}
     config |= {"torch_dtype": str(network.fc.weight.dtype).removeprefix("torch.")}
-    write_head(folder, tensors, config)
+    write_head(folder, tensors, config, bits)

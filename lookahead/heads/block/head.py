@@ -81,12 +81,12 @@ class BlockHead(nn.Module):
             head.to(*placement(model))
         return head
 
-    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+    def save_pretrained(self, folder: str | PathLike[str], *, bits: int = 16) -> None:
         """Write ``config.json`` and ``model.safetensors`` as DeepSpec does, with what the layout leaves open; a
         LookaheadError if that fails, or for NaN."""
         layers, first = self.read_as
         self.network.sizes = replace(self.network.sizes, feature_layers=layers, anchor_first=first)
-        write(self.network, folder)
+        write(self.network, folder, bits)
 
     def facts(self) -> dict[str, Any]:
         """What it looks like."""
@@ -150,7 +150,7 @@ class BlockHead(nn.Module):
         own, markov = sizes.own_embeddings, self.network.markov_head
         facts: dict[str, tuple[int | None, int]] = {"reads features of size": (sizes.target_size, hidden)}
         facts["reads the model's embeddings, of size"] = None if own else sizes.hidden_size, channels
-        lent = None if sizes.draft_vocab_size else sizes.hidden_size
+        lent = None if sizes.own_output else sizes.hidden_size
         facts["scores by the model's output layer states of size"] = lent, hidden
         check_sizes("This block drafter", facts, model)
         d2t, layers, count = self.network.d2t, self.read_as.layers, len(decoder_layers(model))

@@ -10,6 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 
+from lookahead.heads.base import Scoring
+
 Rotations = tuple[Tensor, Tensor]  # of RoPE: cosines and sines, [row, place, channel]
 Pairs = tuple[Tensor, Tensor]  # keys and values, [row, place, key head, channel]
 Sight = tuple[int | None, bool]  # of a layer: its window, and whether a slot sees no later ones
@@ -27,7 +29,8 @@ class BlockSizes:
         block_size: places of a pass, the last token's included; ``mask_token`` is embedded at the others.
         anchor_first: whether a place says what follows it, the last token's too; else masked ones say their own token.
         sights: of each layer, its window, and whether a place is blind to later ones of its block.
-        own_embeddings, draft_vocab_size: tokens of its own table and output layer; None = they are the model's.
+        own_embeddings: tokens of its own table; None = it is the model's. So with ``own_output``.
+        draft_vocab_size: tokens that it scores; None = all of the model's.
         markov: ``"vanilla"``, ``"gated"`` or ``"rnn"``: how vectors of ``rank`` tell scores of the token before.
         confidence: channels that its confidence head reads; 0 = there is none.
         input_scale: what rows of the table are multiplied by; None = they are as the model embeds them.
@@ -47,6 +50,7 @@ class BlockSizes:
     feed_forward: int
     sights: tuple[Sight, ...]
     own_embeddings: int | None = None
+    own_output: bool = False
     draft_vocab_size: int | None = None
     vocab_size: int | None = None
     markov: str | None = None
@@ -130,10 +134,8 @@ class MarkovHead(nn.Module):
         return out.tanh(), keep.sigmoid() * state + (1.0 - keep.sigmoid()) * new.tanh()
 
 
-class BlockNetwork(nn.Module):
-    """The weights of a drafter, named as in DeepSpec's files; ``d2t`` are offsets from its tokens to the model's."""
-
-    d2t: Tensor | None
+class BlockNetwork(Scoring):
+    """The weights of a drafter, named as in DeepSpec's files."""
 
     def __init__(self, sizes: BlockSizes, model_tokens: int) -> None:
         super().__init__()
@@ -144,9 +146,9 @@ class BlockNetwork(nn.Module):
         self.layers = nn.ModuleList(BlockLayer(sizes, config) for _ in sizes.sights)
         self.hidden_norm, self.norm = (LlamaRMSNorm(size, sizes.eps) for _ in range(2))
         self.embed_tokens = nn.Embedding(sizes.own_embeddings, size) if sizes.own_embeddings else None
-        scored = sizes.draft_vocab_size
-        self.lm_head = nn.Linear(size, scored, bias=False) if scored else None
-        self.markov_head = MarkovHead(sizes, model_tokens, scored or model_tokens) if sizes.markov else None
+        scored = sizes.draft_vocab_size or model_tokens
+        self.lm_head = nn.Linear(size, scored, bias=False) if sizes.own_output else None
+        self.markov_head = MarkovHead(sizes, model_tokens, scored) if sizes.markov else None
         given = sizes.confidence
         self.confidence_head = nn.ModuleDict({"proj": nn.Linear(given, 1)}) if given else None
         self.register_buffer("d2t", None)
@@ -180,13 +182,9 @@ class BlockNetwork(nn.Module):
 
     def logits(self, states: Tensor, output: nn.Module) -> Tensor:
         """Scores ``[..., draft token]`` whatever stands before, by its own output layer or else the model's."""
-        output = self.lm_head or output
-        weight = getattr(output, "weight", None)
-        scores: Tensor = output(states.to(weight.dtype if isinstance(weight, Tensor) else states.dtype))
+        scores: Tensor = self.lent(states, output) if self.lm_head is None else self.lm_head(states)
         scores = scores.float() * self.sizes.output_multiplier
-        if (cap := self.sizes.softcap) is not None:
-            scores = cap * (scores / cap).tanh()
-        return scores if self.d2t is None or self.lm_head is not None else scores[..., self.scored()]
+        return scores if (cap := self.sizes.softcap) is None else cap * (scores / cap).tanh()
 
     def after(self, before: Tensor, hidden: Tensor) -> Tensor | None:
         """Vectors ``[..., slot, rank]`` of the Markov head at slots ``hidden`` behind the tokens ``before``."""
@@ -208,11 +206,6 @@ class BlockNetwork(nn.Module):
         if self.markov_head is not None and self.sizes.confidence > hidden.shape[-1]:
             hidden = torch.cat([hidden, self.markov_head.markov_w1(before)], dim=-1)
         return self.confidence_head["proj"](hidden)[..., 0].float()
-
-    def scored(self) -> Tensor:
-        """The model's ids of the tokens that it scores, where these are not all, ``[draft token]``."""
-        assert self.d2t is not None
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
 
 def _mask(sight: Sight, apart: Tensor, text: Tensor, own: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ class BlockSettings(TrainingSettings):
     places: int = setting(8, "Tokens that a block drafts.", range=WHOLE)
     markov: Literal["vanilla", "gated", "rnn", "none"] = setting("vanilla", "How scores hear of the token before.")
     rank: int = setting(64, "Channels of that.", range=WHOLE)
+    draft_vocab: int | None = setting(None, "Score so many tokens, the most frequent. Default: all.", range=WHOLE)
     feature_layers: tuple[int, ...] = setting((), "States that it reads, as 6,15,27. Default: three.")
     mask_token: int | None = setting(None, "The token of places to be filled. Default: one that no text has.")
     anchors: int = setting(32, "Blocks of a text that are learnt from in a step.", range=WHOLE)

@@ -12,12 +12,14 @@ from lookahead.heads.block.head import BlockHead
 from lookahead.heads.block.network import BlockNetwork, BlockSizes
 from lookahead.heads.block.settings import BlockSettings
 from lookahead.heads.block.strategy import Block
-from lookahead.models.hidden_states import decoder_layers, final_norm
+from lookahead.models.hidden_states import decoder_layers
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.training.data import IGNORE, Examples
-from lookahead.training.drafter import Seen, TrainedHead, in_parts
+from lookahead.training.drafter import Seen, TrainedHead, in_parts, take_layer, take_output
 from lookahead.training.stage import check_gradient
 
+_FRESH = 0.1  # how much of a fresh projection of features stays beside what passes the last of them on
+_SHARP = 1.5  # of fresh norms of queries and keys
 _SOFT, _HARD = 0.9, 0.1  # weights of the distance to the model's distribution and of the tokens that came (DSpark's)
 
 
@@ -48,10 +50,9 @@ model.generate(**inputs, custom_generate=Block("folder or name of this repositor
                     nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
             if network.markov_head is not None:
                 network.markov_head.markov_w2.weight.zero_()
-            theirs = getattr(final_norm(model), "weight", None)
-            if isinstance(theirs, Tensor) and theirs.shape == network.norm.weight.shape:
-                network.norm.weight.copy_(theirs)
-        head = BlockHead(network.to(placement(model)[0]), sizes.feature_layers, True)
+            _take_layers(network, model)
+        take_output(network.to(placement(model)[0]), model, examples, sizes.draft_vocab_size)
+        head = BlockHead(network, sizes.feature_layers, True)
         head.check(model)
         check_gradient(model, sizes.hidden_size)
         return cls(head, settings)
@@ -94,11 +95,15 @@ model.generate(**inputs, custom_generate=Block("folder or name of this repositor
         """The losses of slots behind tokens ``held``, by their places in the batch, and how many best tokens came."""
         network, tokens = self.head.network, seen.tokens.flatten()
         said = network.added(network.logits(hidden, output), vectors).log_softmax(-1)
-        away = (said.exp() - seen.logits.flatten(0, 1)[held].float().softmax(-1)).abs().sum(-1)
-        loss = _SOFT * away + _HARD * nll_loss(said, tokens[held + 1], reduction="none")
+        theirs, following = seen.logits.flatten(0, 1)[held].float().softmax(-1), tokens[held + 1]
+        ids = torch.arange(theirs.shape[1], device=tokens.device) if network.d2t is None else network.scored()
+        theirs, place = theirs[:, ids], torch.searchsorted(ids, following).clamp(max=len(ids) - 1)
+        inside = ids[place] == following  # else it is a token without a score
+        away = (said.exp() - theirs).abs().sum(-1) + 1.0 - theirs.sum(-1)
+        loss = _SOFT * away + _HARD * inside * nll_loss(said, place, reduction="none")
         if (sure := network.confidence(hidden, tokens[held])) is not None:
             loss = loss + binary_cross_entropy_with_logits(sure, 1.0 - away.detach() / 2.0, reduction="none")
-        return (loss * weights).sum(), (said.argmax(-1) == tokens[held + 1]).sum().float()
+        return (loss * weights).sum(), (inside & (said.argmax(-1) == place)).sum().float()
 
 
 def _sizes(model: Any, settings: Any, examples: Examples, name: str | None) -> BlockSizes:
@@ -114,8 +119,21 @@ def _sizes(model: Any, settings: Any, examples: Examples, name: str | None) -> B
     given |= {"mask_token": _free_token(model, examples) if settings.mask_token is None else settings.mask_token}
     given |= {"heads": heads, "key_heads": getattr(config, "num_key_value_heads", None) or heads}
     given |= {"head_size": getattr(config, "head_dim", None) or hidden // heads, "markov": markov}
+    given |= {"draft_vocab_size": settings.draft_vocab}
     given |= {"confidence": hidden + rank, "vocab_size": vocab, "eps": float(getattr(config, "rms_norm_eps", 1e-6))}
     return BlockSizes(**given, base_model=name or getattr(model.config, "name_or_path", None) or None)
+
+
+def _take_layers(network: BlockNetwork, model: Any) -> None:
+    """Begin as the model's last layers, over the last feature."""
+    hidden, layers = network.sizes.target_size, list(network.layers)
+    ours: Any = zip(layers, list(decoder_layers(model))[-len(layers) :], strict=False)
+    network.fc.weight.mul_(_FRESH)
+    network.fc.weight[:, -hidden:] += torch.eye(*network.fc.weight[:, -hidden:].shape)
+    for layer, own in ours:
+        take_layer(layer, dict(own.named_parameters()))
+        for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
+            norm.weight.fill_(_SHARP)
 
 
 def _free_token(model: Any, examples: Examples) -> int:

@@ -62,7 +62,7 @@ def _vocabulary(sizes: EagleSizes, mask: Tensor | None, offsets: Tensor | None) 
     return sizes.vocab_size if sizes.vocab_size is None or sizes.vocab_size > most else None
 
 
-def write(network: EagleNetwork, folder: str | PathLike[str], form: Format) -> None:
+def write(network: EagleNetwork, folder: str | PathLike[str], form: Format, bits: int = 16) -> None:
     """Write a head in a format, beside what else is in a folder."""
     tensors = {_named(name, form, network.sizes): tensor for name, tensor in network.state_dict().items()}
     if network.d2t is not None:
@@ -76,7 +76,7 @@ def write(network: EagleNetwork, folder: str | PathLike[str], form: Format) -> N
         tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).scatter(0, ids, True)  # which tokens the head scores
     config = (_safeailab if form == "safeailab" else _speculators)(network.sizes)
     config["torch_dtype"] = str(network.fc.weight.dtype).removeprefix("torch.")
-    write_head(folder, tensors, config)
+    write_head(folder, tensors, config, bits)
 
 
 def _named(name: str, form: Format, sizes: EagleSizes) -> str:

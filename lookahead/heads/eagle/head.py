@@ -66,7 +66,7 @@ class EagleHead(nn.Module):
             head.to(*placement(model))
         return head
 
-    def save_pretrained(self, folder: str | PathLike[str], *, format: Format = "safeailab") -> None:
+    def save_pretrained(self, folder: str | PathLike[str], *, format: Format = "safeailab", bits: int = 16) -> None:
         """Write ``config.json`` and ``model.safetensors`` as SafeAILab or speculators do, beside what else is there.
 
         Raises:
@@ -78,7 +78,7 @@ class EagleHead(nn.Module):
                 f"EAGLE heads cannot be written as {format!r}: expected one of {', '.join(self.formats)}."
             )
         self.network.sizes = replace(self.network.sizes, feature_layers=self.feature_layers)
-        write(self.network, folder, format)
+        write(self.network, folder, format, bits)
 
     def facts(self) -> dict[str, Any]:
         """What it looks like."""

@@ -9,6 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from lookahead.heads.base import Scoring
+
 Angles = tuple[Tensor, Tensor]  # of RoPE: cosines and sines, [pair, channel]
 
 
@@ -130,10 +132,8 @@ class EagleLayer(nn.Module):
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
-class EagleNetwork(nn.Module):
-    """The weights of a head, named as in the published files; ``d2t`` are offsets from its tokens to the model's."""
-
-    d2t: Tensor | None
+class EagleNetwork(Scoring):
+    """The weights of a head, named as in the published files."""
 
     def __init__(self, sizes: EagleSizes) -> None:
         super().__init__()
@@ -187,13 +187,4 @@ class EagleNetwork(nn.Module):
         """Scores ``[..., pair, draft token]`` of what came out, by the head's own output layer or else ``output``."""
         if self.norm is not None and not self.sizes.norm_output:
             states = self.norm(states)
-        if self.lm_head is not None:
-            return self.lm_head(states)
-        weight = getattr(output, "weight", None)
-        scores: Tensor = output(states.to(weight.dtype if isinstance(weight, Tensor) else states.dtype))
-        return scores if self.d2t is None else scores[..., self.scored()]
-
-    def scored(self) -> Tensor:
-        """The model's ids of the tokens that the head scores, where these are not all, ``[draft token]``."""
-        assert self.d2t is not None
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+        return self.lent(states, output) if self.lm_head is None else self.lm_head(states)

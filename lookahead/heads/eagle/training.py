@@ -6,22 +6,20 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, smooth_l1_loss
+from torch.nn.functional import scaled_dot_product_attention
 
 from jacobi import LookaheadError
 from lookahead.heads.eagle.head import EagleHead
 from lookahead.heads.eagle.network import EagleNetwork, EagleSizes, PairCache
 from lookahead.heads.eagle.settings import EagleSettings
 from lookahead.heads.eagle.strategy import Eagle
-from lookahead.models.hidden_states import decoder_layers, final_norm
-from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
+from lookahead.models.hidden_states import decoder_layers
+from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.training.data import IGNORE, Examples
-from lookahead.training.drafter import Seen, TrainedHead, in_parts
+from lookahead.training.drafter import Seen, TrainedHead, in_parts, take_layer, take_output
 from lookahead.training.stage import check_gradient
 
 _FRESH = 0.1  # how much of a fresh projection of features stays beside what passes one of them on
-_SOFT = 0.1  # (eagle-1) weight of the cross-entropy beside that of the features
-_NOISE_TOKENS = 512  # (eagle-1) length of the texts for which the noise is given
 
 
 class UnrolledPairs(PairCache):
@@ -61,6 +59,7 @@ class TrainedEagle(TrainedHead):
     settings = EagleSettings
     source = "eagle"
     strategy = Eagle
+    title = "EAGLE-3 head"
     use = """from lookahead.eagle import Eagle, EagleHead
 
 head = EagleHead.from_pretrained("folder or name of this repository", model=model)
@@ -72,17 +71,11 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
     def fresh(cls, model: Any, settings: Any, examples: Examples = (), name: str | None = None) -> Self:
         return cls(fresh_head(model, settings, examples, name), settings)
 
-    @property
-    def title(self) -> str:
-        return f"{self._settings.version.upper()} head"
-
     def taps(self, model: Any) -> tuple[str, ...]:
         return self.head.taps(model)
 
     def losses(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted mean of the steps' soft cross-entropies; with EAGLE-1, that of features and a tenth of it."""
-        if self.head.network.sizes.version == 1:
-            return self._feature_loss(seen, model)
+        """The weighted mean of the steps' soft cross-entropies."""
         losses: list[Tensor] = []
         parts: dict[str, Tensor] = {}
         for step, out in enumerate(self.unrolled(seen, model, self._settings.steps)):
@@ -91,8 +84,8 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
             parts |= {f"loss_{step}": loss.detach(), f"right_{step}": right}
         return torch.stack(losses).sum(), parts
 
-    def unrolled(self, seen: Seen, model: Any, steps: int, features: Tensor | None = None) -> Sequence[Tensor]:
-        """What comes out at all pairs of a text, or of given ``features``, ``[batch, pair, hidden]`` a step.
+    def unrolled(self, seen: Seen, model: Any, steps: int) -> Sequence[Tensor]:
+        """What comes out at all pairs of a text, ``[batch, pair, hidden]`` a step.
 
         Pair i is the features of token i and token i + 1; in step s it is its output of the step before and token
         i + 1 + s, at position i + s. There are pairs for as long as there are tokens::
@@ -105,7 +98,7 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
         embed = network.embed_tokens or model.get_input_embeddings()
         with torch.no_grad():
             embedded = embed(seen.tokens).to(weight)
-        states = self._features(seen, model) if features is None else features
+        states = self._features(seen, model)
         pairs, outputs = UnrolledPairs(network.sizes.layers), []
         for step in range(steps):
             following = embedded[:, 1 + step :]
@@ -118,10 +111,7 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
 
     def _features(self, seen: Seen, model: Any) -> Tensor:
         """What the head reads of the model, of all tokens but the last, ``[batch, pair, channel]``."""
-        states = [seen.states[tap] for tap in self.taps(model)]
-        norm = self.head.norm(model)
-        with torch.no_grad():
-            features = torch.cat(states, dim=-1) if norm is None else norm(states[0])
+        features = torch.cat([seen.states[tap] for tap in self.taps(model)], dim=-1)
         return features[:, :-1].to(self.head.network.fc.weight)
 
     def _step_loss(self, seen: Seen, model: Any, out: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -155,20 +145,6 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
         size = network.sizes.draft_vocab_size or vocab
         return None if size == vocab else torch.arange(size, device=device)
 
-    def _feature_loss(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """EAGLE-1's (arXiv 2401.15077, section 3.2): the next feature, and what the model makes of it."""
-        noisy = features = self._features(seen, model)
-        if self.training and self._settings.noise:
-            width = self._settings.noise * _NOISE_TOKENS / features.shape[1]
-            noisy = features + (torch.rand_like(features) - 0.5) * width
-        (out,) = self.unrolled(seen, model, 1, noisy)
-        kept = seen.labels[:, 2:] != IGNORE
-        off = smooth_l1_loss(out[:, : kept.shape[1]][kept], features[:, 1:][kept], reduction="none").mean(-1)
-        feature = off.sum() / max(1, len(off))
-        soft, right = self._step_loss(seen, model, out, 0)
-        parts = {"loss_feature": feature.detach(), "loss_0": soft.detach(), "right_0": right}
-        return feature + _SOFT * soft, parts
-
 
 def fresh_head(model: Any, settings: EagleSettings, examples: Examples = (), name: str | None = None) -> EagleHead:
     """A float32 head: weights of the model's last layer, final norm and output layer, and the rest drawn. ``examples``
@@ -178,31 +154,30 @@ def fresh_head(model: Any, settings: EagleSettings, examples: Examples = (), nam
     hidden, vocab = output_sizes(model)
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 1)
-    three = settings.version == "eagle-3"
     channels = model.get_input_embeddings().weight.shape[1]
     if channels != hidden:
         raise LookaheadError(f"{type(model).__name__} has embeddings of {channels} channels and features of {hidden}.")
-    scored = None if not three or not settings.own_output else settings.draft_vocab or vocab
+    scored = settings.draft_vocab or (vocab if settings.own_output else None)
     if scored is not None and scored > vocab:
         raise LookaheadError(f"draft_vocab={scored}: {type(model).__name__} has {vocab} tokens. Give fewer.")
     layers = settings.feature_layers or _usual_layers(model)
     sizes = EagleSizes(
-        version=3 if three else 1,
+        version=3,
         hidden_size=hidden,
         target_size=hidden,
-        features=len(layers) if three else 1,
+        features=len(layers),
         heads=heads,
         key_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_size=getattr(config, "head_dim", None) or hidden // heads,
         feed_forward=settings.feed_forward or getattr(config, "intermediate_size", None) or 4 * hidden,
         layers=settings.num_layers,
         draft_vocab_size=scored,
-        own_output=scored is not None,
+        own_output=settings.own_output,
         vocab_size=vocab,
-        final_norm=three,
+        final_norm=True,
         eps=float(getattr(config, "rms_norm_eps", 1e-6)),
         max_positions=getattr(config, "max_position_embeddings", 2048),
-        feature_layers=layers if three else (),
+        feature_layers=layers,
         base_model=name or getattr(model.config, "name_or_path", None) or None,
     )
     with torch.random.fork_rng(devices=[]):
@@ -213,7 +188,7 @@ def fresh_head(model: Any, settings: EagleSettings, examples: Examples = (), nam
                 nn.init.normal_(weight, std=0.02 if "lm_head" in name else weight.shape[1] ** -0.5)
     network.to(placement(model)[0])
     _take_layer(network, model)
-    _take_output(network, model, examples)
+    take_output(network, model, examples, scored)
     head = EagleHead(network)
     head.check(model)
     if network.lm_head is None:
@@ -232,44 +207,11 @@ def _usual_layers(model: Any) -> tuple[int, ...]:
 def _take_layer(network: EagleNetwork, model: Any) -> None:
     """Begin as the model's last layer, over the last feature that is not its output, where both have the same parts.
     Of wider parts the rest stays as it was drawn, and gives nothing yet."""
-    hidden, ids = network.sizes.hidden_size, network.sizes.feature_layers or (0,)
+    hidden, ids = network.sizes.hidden_size, network.sizes.feature_layers
     layers = decoder_layers(model)
     network.fc.weight.mul_(_FRESH)
     column = max((place for place, index in enumerate(ids) if index < len(layers)), default=0) * hidden
-    column = hidden if network.sizes.version == 1 else column
     network.fc.weight[:, column : column + hidden] += torch.eye(hidden, device=network.fc.weight.device)
     theirs = dict(layers[-1].named_parameters()) if len(layers) else {}
-    if network.sizes.version == 3:
-        theirs["hidden_norm.weight"] = theirs.pop("input_layernorm.weight", None)
-    for name, weight in network.layers[0].named_parameters():
-        own = theirs.get(name)
-        if own is None or own.ndim != weight.ndim or not own.is_floating_point() or own.is_meta:
-            continue
-        if any(small > large for small, large in zip(own.shape, weight.shape, strict=True)):
-            continue
-        if "down_proj" in name:
-            weight.zero_()
-        columns = slice(-own.shape[-1], None) if "self_attn" in name else slice(own.shape[-1])
-        weight[(slice(own.shape[0]), columns)[: own.ndim]].copy_(own)
-
-
-@torch.no_grad()
-def _take_output(network: EagleNetwork, model: Any, examples: Examples) -> None:
-    """Begin with the model's final norm and its output layer, or the lines of it that stand for frequent tokens."""
-    if network.norm is not None:
-        weight = getattr(final_norm(model), "weight", None)
-        if isinstance(weight, Tensor) and weight.shape == network.norm.weight.shape:
-            network.norm.weight.copy_(weight)
-    if network.lm_head is None:
-        return
-    size, vocab = network.lm_head.weight.shape[0], output_sizes(model)[1]
-    ids = torch.arange(vocab)
-    if size < vocab:
-        counts = torch.zeros(vocab, dtype=torch.long)
-        for example in examples:
-            counts += torch.bincount(example.ids[example.loss].long(), minlength=vocab)
-        ids = counts.argsort(descending=True, stable=True)[:size].sort().values
-        network.d2t = (ids - torch.arange(size)).to(network.lm_head.weight.device)
-    weight = copyable_weight(output_layer(model))
-    if weight is not None:
-        network.lm_head.weight.copy_(weight[ids.to(weight.device)])
+    theirs["hidden_norm.weight"] = theirs.pop("input_layernorm.weight", None)
+    take_layer(network.layers[0], theirs)
