@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.checkpoints import BASE, PUBLISHED, SERVED, Tensors, assert_same, made, medusa, shard, store, vllm
+from helpers.checkpoints import BASE, PUBLISHED, SERVED, Tensors, made, medusa, shard, store, vllm
 from helpers.medusa import HIDDEN
 from helpers.models import VOCAB, fresh_model, tiny_model
 from helpers.refusals import refuses
@@ -89,10 +89,6 @@ def test_incomplete_heads_are_refused(
         (without("blocks.1.layers.1.bias"), "lack blocks.1.layers.1.bias"),
         (plus({"blocks.0.norm": LONG}), "have blocks.0.norm"),
         (plus({"lm_head.weight": WIDE}), "have lm_head.weight"),
-        (plus({"token_map": torch.arange(VOCAB + 1)}), "expected 48 different tokens from 0 to 47"),
-        (plus({"token_map": torch.zeros(VOCAB, dtype=torch.long)}), "token_map, torch.int64 of shape .48., is not"),
-        (plus({"token_map": torch.arange(VOCAB) + 1}), "expected 48 different tokens"),
-        (plus({"token_map": torch.arange(VOCAB) / 2}), "token_map, torch.float32"),
     ],
 )
 def test_vllms_incomplete_heads_are_refused(
@@ -100,12 +96,6 @@ def test_vllms_incomplete_heads_are_refused(
 ) -> None:
     store(tmp_path, "model.safetensors", change(vllm(made())), **SERVED)
     refuses(message, read_heads, tmp_path)
-
-
-def test_a_token_map_is_not_needed_where_all_tokens_are_scored(tmp_path: pathlib.Path) -> None:
-    heads = made()
-    tensors = vllm(heads) | {"token_map": torch.arange(0, VOCAB, 2)}
-    assert_same(read_heads(store(tmp_path, "model.safetensors", tensors, truncated_vocab_size=24)), heads)
 
 
 def test_heads_that_do_not_fit_the_model_are_refused(tmp_path: pathlib.Path) -> None:

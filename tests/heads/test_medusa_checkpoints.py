@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.checkpoints import BASE, PUBLISHED, SERVED, Tensors, assert_same, made, medusa, shard, store, vllm
-from helpers.medusa import HIDDEN, drawn, states
-from helpers.models import VOCAB, fresh_model, prompts, same_as_plain, tiny_model
+from helpers.medusa import HIDDEN, drawn
+from helpers.models import VOCAB, fresh_model, tiny_model
 from helpers.refusals import refuses
 from helpers.toy import examples
 from hypothesis import given
@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from jacobi import LookaheadError
 from lookahead.heads import storage
-from lookahead.medusa import Medusa, MedusaHeads, output_layer, read_heads, write_heads
+from lookahead.medusa import MedusaHeads, output_layer, read_heads, write_heads
 
 HEADS, FULL = "Medusa, version {}", "full model with heads (Medusa, version {})"
 
@@ -182,44 +181,6 @@ def test_safetensors_are_preferred_and_heads_over_models(tmp_path: pathlib.Path)
     (tmp_path / "medusa_lm_head.pt").write_bytes(b"not read")
     store(tmp_path, "model.safetensors", BASE)
     assert MedusaHeads.as_stored(tmp_path).stored["files"] == ["medusa_lm_head.safetensors"]
-
-
-@pytest.mark.usefixtures("augmented")
-def test_heads_that_score_some_tokens(tmp_path: pathlib.Path) -> None:
-    """vLLM's truncated vocabulary: the others are never proposed, and Medusa's format cannot say which."""
-    full, chosen = made(), torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:20]
-    tensors = {name: part[chosen] if name.startswith("lm_heads") else part for name, part in vllm(full).items()}
-    folder = store(
-        tmp_path / "a", "model.safetensors", tensors | {"token_map": chosen}, **SERVED | {"truncated_vocab_size": 20}
-    )
-    model = tiny_model("llama")
-    heads = read_heads(folder, model)
-    assert heads.vocab_size == VOCAB and heads.token_map is not None and heads.token_map.tolist() == chosen.tolist()
-    expected, found = full(states(2)), heads(states(2))
-    assert torch.equal(found[..., chosen], expected[..., chosen])
-    others = [token for token in range(VOCAB) if token not in chosen.tolist()]
-    assert bool((found[..., others] == -torch.inf).all())
-    assert set(heads.top(states(2), None, 20)[1].unique().tolist()) == set(chosen.tolist())
-    settings: list[dict[str, Any]] = [{"choices": [20, 1]}, {"choices": [30, 2]}, {"sources": ("heads", "suffix")}]
-    for setting in settings:  # some ask for more candidates than are scored
-        same_as_plain(model, prompts(2), Medusa(heads, **setting), max_new_tokens=20)
-    refuses("score 20 of 48 tokens, and Medusa's format cannot say which", write_heads, heads, tmp_path / "b")
-    assert not (tmp_path / "b").exists()
-    (folder / "config.json").unlink()
-    assert read_heads(folder, model).vocab_size == VOCAB
-    refuses("nothing says of how many", read_heads, folder)
-
-
-def test_a_copy_of_some_lines_of_the_models_layer(tmp_path: pathlib.Path) -> None:
-    """Then the model's own layer is there, with all of them."""
-    model, heads, chosen = tiny_model("llama"), made(own_output=False), torch.arange(1, VOCAB, 2)
-    copy = output_layer(model).weight.detach()[chosen]
-    config = SERVED | {"original_lm_head": True, "truncated_vocab_size": len(chosen)}
-    tensors = vllm(heads) | {"token_map": chosen, "lm_heads.0.weight": copy.clone()}
-    assert_same(read_heads(store(tmp_path / "a", "model.safetensors", tensors, **config), model), heads)
-    tensors["lm_heads.0.weight"] = torch.randn(copy.shape, dtype=copy.dtype)
-    with pytest.raises(LookaheadError, match="says original_lm_head, but its output layer is not"):
-        read_heads(store(tmp_path / "b", "model.safetensors", tensors, **config), model)
 
 
 def test_the_config_of_a_full_model_is_not_mistaken_for_that_of_heads(tmp_path: pathlib.Path) -> None:

@@ -92,12 +92,10 @@ class MedusaHeads(
     def as_stored(cls, source: str | Path, *, model: Any = None, **hub: Any) -> Self:
         """Heads in the dtype that they are stored in; the arguments are those of :meth:`from_pretrained`."""
         read = read_checkpoint(source, model, hub)
-        vocab_size = read.sizes["vocab_size"]
-        scored = vocab_size if read.token_map is None else len(read.token_map)
         with torch.device("meta"):
-            heads = cls(**read.sizes | {"vocab_size": scored})
+            heads = cls(**read.sizes)
         heads.load_state_dict(read.state, assign=True)
-        heads.token_map, heads.vocab_size, heads.stored = read.token_map, vocab_size, read.told
+        heads.stored = read.told
         if model is not None:
             heads.check(model)
         return heads.eval()
@@ -129,13 +127,8 @@ class MedusaHeads(
         return heads.to(map_location) if model is None else heads.to(*placement(model))
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write heads as version 1, or as version 2 if they use the model's output layer; this holds no token map."""
+        """Write heads as version 1, or as version 2 if they use the model's output layer."""
         self.check_finite()
-        if self.token_map is not None:
-            raise LookaheadError(
-                f"These heads score {len(self.token_map)} of {self.vocab_size} tokens, and Medusa's format cannot say "
-                "which: expected heads that score all of them. Use these as they are stored."
-            )
         config = {
             "base_model_name_or_path": self.base_model,
             "hidden_size": self.hidden_size,

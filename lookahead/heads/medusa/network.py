@@ -51,10 +51,6 @@ class HeadsNetwork(nn.Module):
         self.blocks = nn.ModuleList(blocks)  # [head][layer]
         outputs = (nn.Linear(hidden_size, vocab_size or 0, bias=False) for _ in range(num_heads if own_output else 0))
         self.outputs = nn.ModuleList(outputs)  # the heads' own output layers
-        # The tokens that these score, int64 [scored], where a checkpoint says that those are not all (vLLM's
-        # truncated_vocab_size); else None.
-        self.token_map: Tensor | None
-        self.register_buffer("token_map", None, persistent=False)
 
     def states(self, hidden: Tensor) -> Tensor:
         """What the heads' output layers read, ``[head, ..., hidden]``, with the device and dtype of ``hidden``."""
@@ -82,20 +78,11 @@ class HeadsNetwork(nn.Module):
         if self.own_output:
             first = next(self.outputs.parameters())
             states = states.to(first.device, first.dtype)
-            scored = torch.stack([layer(state) for layer, state in zip(self.outputs, states, strict=True)])
-            return self.over_vocabulary(scored)
+            return torch.stack([layer(state) for layer, state in zip(self.outputs, states, strict=True)])
         if output is None:
             told = "These heads use the model's output layer: expected it as the second argument, got none."
             raise LookaheadError(f"{told} Pass output_layer(model).")
         return output(states)  # one product for all heads
-
-    def over_vocabulary(self, scored: Tensor) -> Tensor:
-        """Spread what own output layers score, ``[..., scored]``, over the vocabulary; -inf for all other tokens."""
-        if self.token_map is None:
-            return scored
-        logits = scored.new_full((*scored.shape[:-1], self.vocab_size or 0), -torch.inf)
-        logits[..., self.token_map] = scored
-        return logits
 
     def top(self, hidden: Tensor, output: OutputLayer | None, count: int) -> tuple[Tensor, Tensor]:
         """Every head's candidates as :func:`best_of` gives them; ``hidden`` and ``output`` as in :meth:`forward`."""

@@ -67,7 +67,7 @@ VLLM = Naming(
     re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(?:weight|bias)"),
     re.compile(r"lm_heads\.(\d+)\.weight"),
 )
-TOKEN_MAP, LM_HEAD = "token_map", "lm_head.weight"  # what else vLLM's files may hold
+TOKEN_MAP, LM_HEAD = "token_map", "lm_head.weight"  # what else vLLM's files may hold; the first is not read
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,6 @@ class Checkpoint:
 
     sizes: dict[str, Any]  # as MedusaHeads takes them
     state: dict[str, Tensor]  # as MedusaHeads.state_dict() gives it; on the CPU, in the widest dtype that is stored
-    token_map: Tensor | None  # the tokens that own output layers score, int64 [scored]; None = all
     told: dict[str, Any]  # the "format" in words, "files", and "remarks" where config.json contradicts the tensors
 
 
@@ -171,26 +170,22 @@ def read_checkpoint(source: str | Path, model: Any, hub: Mapping[str, Any]) -> C
     state = stored.state()
     hidden_size, scored = _sizes(state)
     stated, of_model = config.get("vocab_size"), None if model is None else output_sizes(model)[1]
-    vocab_size = stated if of_model is None else of_model
-    token_map = stored.token_map(scored, vocab_size)
-    remarks = _remarks(config, layout, hidden_size, scored if token_map is None else None)
+    remarks = _remarks(config, layout, hidden_size, scored)
     if layout.copied and (copy := stored.copied_output(state)) is not None:
-        _check_copy(location.name, copy, model, token_map)
+        _check_copy(location.name, copy, model)
         scored = _size(copy, 0)
-    if token_map is None:
-        known = stated if isinstance(stated, int) else of_model
-        vocab_size = known if scored is None else scored
+    known = stated if isinstance(stated, int) else of_model
+    vocab_size = known if scored is None else scored
     base_model = config.get("base_model_name_or_path")
     if not isinstance(base_model, str):
         base_model = location.name if layout.full else None
     sizes = {"hidden_size": hidden_size, "vocab_size": vocab_size, "base_model": base_model}
     sizes |= {"num_heads": layout.num_heads, "num_layers": layout.num_layers, "own_output": layout.own_output}
-    token_map = None if layout.copied else token_map  # the model's own layer scores all tokens
     for remark in remarks:
         _log.warning("%s: %s", location.name, remark)
     files = {tensors.files[key].name for key in layout.stored.values()}
     told = {"format": layout.title, "files": sorted(files)} | ({"remarks": remarks} if remarks else {})
-    return Checkpoint(sizes, _completed(state, layout), token_map, told)
+    return Checkpoint(sizes, _completed(state, layout), told)
 
 
 @dataclass(frozen=True)
@@ -199,13 +194,13 @@ class _Stored:
     tensors: StoredTensors
     layout: HeadsLayout
 
-    def get(self, name: str, floating: bool = True) -> Tensor:
+    def get(self, name: str) -> Tensor:
         key = self.layout.stored[name]
         try:
             tensor = self.tensors.get(key)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise LookaheadError(f"{self.source}: {key} cannot be read: {error}.") from error
-        if floating and (tensor.dtype not in COMPUTE_DTYPES or tensor.layout is not torch.strided or tensor.is_meta):
+        if tensor.dtype not in COMPUTE_DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
             raise LookaheadError(
                 f"{self.source}: {key} is {tensor.dtype}, {tensor.layout} on {tensor.device}: expected plain floating "
                 "numbers. Quantised heads are not supported."
@@ -227,27 +222,6 @@ class _Stored:
                     f"{expected} after the first head. The heads do not belong together, or are damaged."
                 )
         return state
-
-    def token_map(self, scored: int | None, vocab_size: Any) -> Tensor | None:
-        """The tokens that output layers over ``scored`` of them score; None where they score all."""
-        if scored is None or TOKEN_MAP not in self.layout.stored:
-            return None
-        token_map = self.get(TOKEN_MAP, floating=False)
-        if token_map.numel() < scored:
-            return None
-        if not isinstance(vocab_size, int) or isinstance(vocab_size, bool):
-            raise LookaheadError(
-                f"{self.source} has a token_map: its output layers score {scored} chosen tokens, and nothing says of "
-                "how many. Name the model that the heads are for, or give vocab_size in config.json."
-            )
-        tokens = token_map.flatten().long() if not token_map.is_floating_point() else token_map.new_empty(0)
-        within = bool(((tokens >= 0) & (tokens < vocab_size)).all())
-        if len(tokens) != scored or len(tokens.unique()) != scored or not within:
-            raise LookaheadError(
-                f"{self.source}: token_map, {token_map.dtype} of shape {list(token_map.shape)}, is not that of its "
-                f"output layers: expected {scored} different tokens from 0 to {vocab_size - 1}."
-            )
-        return tokens
 
     def copied_output(self, state: dict[str, Tensor]) -> Tensor | None:
         """Take the copy of the model's output layer out of ``state``, or read it; None where it is not stored."""
@@ -276,10 +250,8 @@ def _completed(state: dict[str, Tensor], layout: HeadsLayout) -> dict[str, Tenso
     return state | {name.replace("weight", "bias"): state[name].new_zeros(len(state[name])) for name in weights}
 
 
-def _check_copy(source: str, copy: Tensor, model: Any, token_map: Tensor | None) -> None:
+def _check_copy(source: str, copy: Tensor, model: Any) -> None:
     weight = None if model is None else copyable_weight(output_layer(model))
-    if weight is not None and token_map is not None:
-        weight = weight[token_map.to(weight.device)]
     if weight is None or copy.shape != weight.shape:
         return  # other shapes are MedusaHeads.check's to refuse
     difference = (copy.to(weight.device, weight.dtype) - weight).abs().max()

@@ -69,7 +69,7 @@ def _logits(heads: MedusaHeads, head: int, output: OutputLayer, hidden: Tensor) 
     """One head's logits ``[token, vocab]``, on the device of ``hidden``."""
     state = heads.state(head, hidden)
     if heads.own_output:
-        return heads.over_vocabulary(heads.outputs[head](state)).to(hidden.device)
+        return heads.outputs[head](state).to(hidden.device)
     return output(state.to(hidden.device, hidden.dtype))
 
 
