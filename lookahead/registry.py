@@ -51,6 +51,27 @@ KINDS = {
 }
 
 
+def drafts_with(head: Any) -> Any:
+    """The strategy class for a head, which may be one as users hold it, or where one lies; None for what is no head,
+    and where a model lies. A LookaheadError says why none can be read from a place without a model."""
+    heads = {name: kind for name, kind in KINDS.items() if kind.head is not None}
+    if not isinstance(head, str):
+        return next((kind.part("strategy") for kind in heads.values() if isinstance(head, kind.part("head"))), None)
+    config = import_module("lookahead.heads.storage").locate(head, {}).config()
+    known = [hasattr(import_module("transformers"), str(each)) for each in config.get("architectures") or ()]
+    if not config or (known and all(known)):
+        return None
+    told = []
+    for name, kind in heads.items():
+        try:
+            kind.part("head").from_pretrained(head)
+        except LookaheadError as error:
+            told.append(f"As {name}: {error}")
+        else:
+            return kind.part("strategy")
+    raise LookaheadError(f"{head} holds neither a model that is known here nor a head. {' '.join(told)}")
+
+
 def strategy_from(value: Any) -> "Strategy":
     """The strategy that a user's ``lookahead_strategy`` means: a strategy, its dict, or None for the default."""
     given: Any = {} if value is None else value

@@ -22,7 +22,7 @@ from lookahead.models.names import CACHE
 from lookahead.patch import augment_all
 from lookahead.pieces import PieceStreamer
 from lookahead.stats import DecodingStats, counted, duration
-from lookahead.strategies.lookahead import Lookahead
+from lookahead.strategies.automatic import AutomaticStrategy
 
 _HELP = """\
 /stats    what the last answer and all answers took
@@ -101,7 +101,7 @@ class Talk:
 
     model: Any
     tokenizer: Any
-    strategy: Lookahead
+    strategy: AutomaticStrategy
     settings: dict[str, Any]
     console: Console
     system: str | None = None

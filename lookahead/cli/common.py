@@ -27,8 +27,10 @@ from lookahead.chat_format import end_tokens, prompt_ids
 from lookahead.cli.options import DraftOptions, ModelOptions, ServedOptions, SizeOptions
 from lookahead.cli.prompts import PROMPTS
 from lookahead.loading import load_model
+from lookahead.registry import drafts_with
 from lookahead.runtime.quantised_layers import perplexity, quantize
 from lookahead.stats import DecodingStats
+from lookahead.strategies.automatic import DEFAULT_SOURCES, AutomaticStrategy
 from lookahead.strategies.base import Stats, Strategy
 from lookahead.strategies.lookahead import Lookahead
 
@@ -133,14 +135,17 @@ def name_of(options: ModelOptions) -> str:
     return (bundled.BUNDLED if options.model is None else Path(options.model).expanduser().absolute()).name
 
 
-def drafting(options: DraftOptions, model: PreTrainedModel, tokenizer: Any) -> Lookahead:
-    """The strategy with the options' draft model, whose vocabulary may be another one."""
+def drafting(options: DraftOptions, model: PreTrainedModel, tokenizer: Any) -> AutomaticStrategy:
+    """The strategy with the options' draft model, whose vocabulary may be another one, or with their head."""
     if options.draft is None:
         return Lookahead()
     with loading("Loading the draft model"):
-        draft, other = load_model(options.draft, model.dtype, model.device, options.draft_gguf_file)
-    same = tokenizer.get_vocab() == other.get_vocab()
-    strategy = Lookahead(draft_model=draft, tokenizers=None if same else (tokenizer, other))
+        if (kind := None if options.draft_gguf_file else drafts_with(options.draft)) is not None:
+            strategy: AutomaticStrategy = kind(options.draft, sources=(kind.known_sources[0], *DEFAULT_SOURCES))
+        else:
+            draft, other = load_model(options.draft, model.dtype, model.device, options.draft_gguf_file)
+            same = tokenizer.get_vocab() == other.get_vocab()
+            strategy = Lookahead(draft_model=draft, tokenizers=None if same else (tokenizer, other))
     strategy.check(model)
     return strategy
 

@@ -35,6 +35,7 @@ from lookahead.serve.jobs import Answer, Job, Piece
 from lookahead.serve.metrics import METRICS_TYPE, Metrics
 from lookahead.serve.plans import Limits, RequestPlan, RequestPlanner
 from lookahead.serve.shapes import Shape
+from lookahead.strategies.automatic import AutomaticStrategy
 from lookahead.strategies.lookahead import Lookahead
 
 log = logging.getLogger("lookahead.serve")
@@ -183,7 +184,7 @@ def application(
     tokenizer: Any,
     name: str,
     *,
-    strategy: Lookahead | None = None,
+    strategy: AutomaticStrategy | None = None,
     limits: Limits | None = None,
     api_key: str | None = None,
     hosts: Sequence[str] = (),

@@ -19,6 +19,7 @@ from lookahead.serve.errors import ApiError, shutting_down
 from lookahead.serve.jobs import Answer, AnswerStream, Job
 from lookahead.serve.plans import Penalties, RequestPlan, StopStrings
 from lookahead.stats import DecodingStats
+from lookahead.strategies.automatic import AutomaticStrategy
 from lookahead.strategies.grammar import Grammar
 from lookahead.strategies.lookahead import Lookahead
 
@@ -39,13 +40,13 @@ class Engine:
         self,
         model: Any,
         tokenizer: Any,
-        strategy: Lookahead | None = None,
+        strategy: AutomaticStrategy | None = None,
         most_waiting: int = 32,
         conversations: int = 4,
         rows: int = 8,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self._strategy = strategy or Lookahead()
+        self._strategy: AutomaticStrategy = strategy or Lookahead()
         self._most_waiting = most_waiting
         self._waiting: deque[Job] = deque()
         self._scheduler = Scheduler(model, rows - (-rows // _PER_SPARE), self._strategy)

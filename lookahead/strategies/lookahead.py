@@ -126,7 +126,7 @@ class Lookahead(AutomaticStrategy):
         given = unwrapped(self.draft_model)
         object.__setattr__(self, "draft_model", given)
         if isinstance(given, bool) or not isinstance(given, PreTrainedModel | int | None):
-            expected = "a causal model of transformers, or a number of the model's own layers"
+            expected = "a causal model of transformers, or a number of the model's own layers; heads have strategies"
             got = f"a {type(given).__name__}" if isinstance(given, nn.Module) else repr(given)
             raise LookaheadError(f"Lookahead(draft_model=) must be {expected}: got {got}.")
         if given is not None and not self.automatic:
@@ -149,11 +149,14 @@ class Lookahead(AutomaticStrategy):
             )
         object.__setattr__(self, "tokenizers", tuple(given))
 
-    def assisted(self, draft: PreTrainedModel | int, tokenizers: Tokenizers | None = None) -> Strategy:
+    def assisted(self, draft: Any, tokenizers: Tokenizers | None = None) -> Strategy:
         if self.draft_model is not None:
             raise LookaheadError("assistant_model and Lookahead(draft_model=) both name a model that drafts: drop one.")
         if not self.automatic:
             return super().assisted(draft, tokenizers)
+        # Heads stand above strategies: what tells their kinds is imported when one may be given.
+        if (kind := import_module("lookahead.registry").drafts_with(draft)) is not None:
+            return self._with(kind, draft)
         sources = self.sources if self.sources is None or "draft" in self.sources else ("draft", *self.sources)
         return replace(self, draft_model=draft, tokenizers=tokenizers, sources=sources)
 
@@ -162,10 +165,14 @@ class Lookahead(AutomaticStrategy):
             raise LookaheadError("use_mtp and Lookahead(draft_model=) both say what drafts: drop one of them.")
         if not self.automatic:
             return super().predicting()
+        return self._with(import_module("lookahead.mtp").Mtp)
+
+    def _with(self, kind: Any, *head: Any) -> Strategy:
+        """The same settings in the strategy of a head."""
         shared = {field.name: getattr(self, field.name) for field in fields(AutomaticStrategy)}
-        shared["sources"] = self.sources and ("mtp", *self.sources)
-        # Heads stand above strategies: this one is imported when it is asked for, from where it is documented.
-        return import_module("lookahead.mtp").Mtp(**shared)
+        shared["sources"] = (kind.known_sources[0], *(self.sources or DEFAULT_SOURCES))
+        made: Strategy = kind(*head, **shared)
+        return made
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a draft model that cannot draft for the model."""

@@ -43,21 +43,10 @@ def test_drafters_are_read_as_they_were_written(kind: str, layout: str, tmp_path
 def test_texts_do_not_change(kind: str) -> None:
     model, head = fresh_model("llama", num_hidden_layers=5), BlockHead(random_network(kind))
     chain, alone = Block(head, tree="chain"), Block(head, nodes=8, seed=0, sources=("block",))
-    for batch, sample, strategy in (
-        (1, False, chain),
-        (3, True, chain),
-        (1, True, alone),
-        (3, False, alone),
-        (3, True, Block(head)),
-    ):
-        settings: dict[str, Any] = {
-            "do_sample": sample,
-            "max_new_tokens": 20,
-            "eos_token_id": [5, 6],
-            "output_scores": True,
-        }
-        output = same_as_plain(model, prompts(batch), strategy, **settings)
-        assert output.stats.steps
+    settings: dict[str, Any] = {"max_new_tokens": 20, "eos_token_id": [5, 6], "output_scores": True}
+    runs = (1, False, chain), (3, True, chain), (1, True, alone), (3, False, alone), (3, True, Block(head))
+    for batch, sample, strategy in runs:
+        assert same_as_plain(model, prompts(batch), strategy, do_sample=sample, **settings).stats.steps
 
 
 def naive(network: BlockNetwork, features: Tensor, anchor: int, embed: Any) -> Tensor:
@@ -87,11 +76,8 @@ def naive(network: BlockNetwork, features: Tensor, anchor: int, embed: Any) -> T
         for slot in range(sizes.block_size):
             here = start + slot
             query = turned(normed(queries[here], f"{at}self_attn.q_norm"), here)
-            shown = [
-                place
-                for place in range(len(inputs))
-                if (window is None or abs(here - place) < window) and (place < start or not causal or place <= here)
-            ]
+            near = [place for place in range(len(inputs)) if window is None or abs(here - place) < window]
+            shown = [place for place in near if place < start or not causal or place <= here]
             found = torch.stack([turned(normed(keys[place], f"{at}self_attn.k_norm"), place) for place in shown])
             shared = found.repeat_interleave(sizes.heads // sizes.key_heads, 1)
             weights = (torch.einsum("hd,phd->hp", query, shared) / size**0.5).softmax(-1)

@@ -1,18 +1,24 @@
 """The bundled heads: complete, small, exact, and of use."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.refusals import refuses
 from typer.testing import CliRunner
 
+import lookahead
 from lookahead import Lookahead
 from lookahead.bundled import BUNDLED_EAGLE, BUNDLED_HEADS
 from lookahead.cli import app
+from lookahead.cli.arguments import Chat
+from lookahead.cli.common import drafting
 from lookahead.cli.prompts import PROMPTS
 from lookahead.eagle import Eagle, EagleHead
 from lookahead.medusa import CalibratedTree, Medusa, MedusaHeads
+from lookahead.registry import drafts_with
 
 
 def test_medusas_files_are_few_and_small() -> None:
@@ -52,6 +58,26 @@ def test_texts_are_plain_ones_in_fewer_passes(loaded: tuple[Any, Any], name: str
     ours = model.generate(**common, custom_generate=strategy)
     assert torch.equal(plain.sequences, ours.sequences)
     assert ours.stats.mean_acceptance_length > least
+
+
+def test_heads_are_taken_as_an_assistant_and_by_where_they_lie(loaded: tuple[Any, Any], tmp_path: Path) -> None:
+    """``generate(assistant_model=)`` and ``--draft`` find the strategy of a head."""
+    model, tokenizer = loaded
+    inputs = tokenizer(PROMPTS[0], return_tensors="pt", return_token_type_ids=False)
+    common = {**inputs, "do_sample": False, "max_new_tokens": 48, "return_dict_in_generate": True}
+    plain = model.generate(**common).sequences
+    lookahead.augment_all()
+    try:
+        for kind, folder, source in ((EagleHead, BUNDLED_EAGLE, "eagle"), (MedusaHeads, BUNDLED_HEADS, "heads")):
+            head = kind.from_pretrained(folder, model=model)
+            ours = model.generate(**common, use_lookahead=True, assistant_model=head)
+            assert torch.equal(plain, ours.sequences) and ours.stats.sources[source]
+            strategy = drafting(Chat(draft=str(folder)), model, tokenizer)
+            assert strategy.sources == (source, "recycling", "suffix") and drafts_with(head) is type(strategy)
+    finally:
+        lookahead.restore_all()
+    (tmp_path / "config.json").write_text('{"architectures": ["NobodysHead"]}')
+    refuses("neither a model that is known here nor a head. As medusa: .* As eagle: ", drafts_with, str(tmp_path))
 
 
 def tokens_per_pass(loaded: tuple[Any, Any], strategy: Any, count: int, **settings: Any) -> float:

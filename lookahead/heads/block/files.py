@@ -189,11 +189,7 @@ def write(network: BlockNetwork, folder: str | PathLike[str], bits: int = 16) ->
     config |= {"layer_types": ["sliding_attention" if window else "full_attention" for window in windows]}
     config |= {"sliding_window": max(windows, key=lambda window: window or 0)}
     config |= {"is_causal": causal.pop() if len(causal) == 1 else None, "sample_from_anchor": sizes.anchor_first}
-    config |= {
-        "block_size": sizes.block_size,
-        "mask_token_id": sizes.mask_token,
-        "base_model_name_or_path": sizes.base_model,
-    }
+    config |= {"block_size": sizes.block_size, "base_model_name_or_path": sizes.base_model}
     config |= {"target_layer_ids": [index - 1 for index in sizes.feature_layers]}
     config |= {"mask_token_id": sizes.mask_token, "markov_rank": sizes.rank, "markov_head_type": sizes.markov}
     config |= {"enable_confidence_head": sizes.confidence > 0, "confidence_head_with_markov": sizes.confidence > hidden}

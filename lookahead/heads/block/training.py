@@ -19,7 +19,6 @@ from lookahead.training.drafter import Seen, TrainedHead, in_parts, take_layer, 
 from lookahead.training.stage import check_gradient
 
 _FRESH = 0.1  # how much of a fresh projection of features stays beside what passes the last of them on
-_SHARP = 1.5  # of fresh norms of queries and keys
 _SOFT, _HARD = 0.9, 0.1  # weights of the distance to the model's distribution and of the tokens that came (DSpark's)
 
 
@@ -38,9 +37,7 @@ model.generate(**inputs, custom_generate=Block("folder or name of this repositor
         """With a float32 drafter that reads the model's embeddings and scores by its output layer; the final norm is
         the model's, and the rest is drawn. A LookaheadError says what the model cannot give."""
         if model.config.is_encoder_decoder:
-            raise LookaheadError(
-                f"{type(model).__name__} is an encoder-decoder model: block drafters need a causal one."
-            )
+            raise LookaheadError(f"{type(model).__name__} is an encoder-decoder model: expected a causal one.")
         sizes = _sizes(model, settings, examples, name)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(settings.seed)
@@ -132,8 +129,10 @@ def _take_layers(network: BlockNetwork, model: Any) -> None:
     network.fc.weight[:, -hidden:] += torch.eye(*network.fc.weight[:, -hidden:].shape)
     for layer, own in ours:
         take_layer(layer, dict(own.named_parameters()))
-        for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
-            norm.weight.fill_(_SHARP)
+        before, attention = layer.input_layernorm.weight, layer.self_attn
+        network.hidden_norm.weight.copy_(before)
+        for proj, norm in ((attention.q_proj, attention.q_norm), (attention.k_proj, attention.k_norm)):
+            norm.weight.fill_((proj.weight * before).norm().item() / proj.out_features**0.5)  # as long as they were
 
 
 def _free_token(model: Any, examples: Examples) -> int:
