@@ -56,10 +56,14 @@ def drafts_with(head: Any) -> Any:
     and where a model lies. A LookaheadError says why none can be read from a place without a model."""
     heads = {name: kind for name, kind in KINDS.items() if kind.head is not None}
     if not isinstance(head, str):
-        return next((kind.part("strategy") for kind in heads.values() if isinstance(head, kind.part("head"))), None)
+        for kind in heads.values():
+            made = kind.part("head")
+            if isinstance(head, made) or type(head).__name__ in getattr(made, "assistants", ()):
+                return kind.part("strategy")
+        return None
     config = import_module("lookahead.heads.storage").locate(head, {}).config()
-    known = [hasattr(import_module("transformers"), str(each)) for each in config.get("architectures") or ()]
-    if not config or (known and all(known)):
+    names, known = list(map(str, config.get("architectures") or ())), import_module("transformers")
+    if not config or (names and all("For" in name and hasattr(known, name) for name in names)):
         return None
     told = []
     for name, kind in heads.items():

@@ -126,7 +126,7 @@ class Lookahead(AutomaticStrategy):
         given = unwrapped(self.draft_model)
         object.__setattr__(self, "draft_model", given)
         if isinstance(given, bool) or not isinstance(given, PreTrainedModel | int | None):
-            expected = "a causal model of transformers, or a number of the model's own layers; heads have strategies"
+            expected = "a causal model of transformers, or a number of the model's own layers"
             got = f"a {type(given).__name__}" if isinstance(given, nn.Module) else repr(given)
             raise LookaheadError(f"Lookahead(draft_model=) must be {expected}: got {got}.")
         if given is not None and not self.automatic:

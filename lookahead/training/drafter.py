@@ -59,7 +59,8 @@ class TrainedHead(nn.Module, Recipe):
 
     def taps(self, model: Any) -> tuple[str, ...]:
         """Which hidden states of the model it learns from (:mod:`lookahead.models.hidden_states`)."""
-        return ()
+        found: tuple[str, ...] = self.head.taps(model)
+        return found
 
     @abstractmethod
     def losses(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:

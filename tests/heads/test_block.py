@@ -2,11 +2,11 @@
 
 import random
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from helpers.block import KINDS, depth_of, random_network, write_head
+from helpers.block import KINDS, OUTPUT_LINES, depth_of, random_network, write_head
 from helpers.models import VOCAB, fresh_model, prompts, same_as_plain, successor_model
 from torch import Tensor
 from torch.nn.functional import silu
@@ -19,8 +19,7 @@ from lookahead.heads.block.strategy import Block, BlockCandidates, Found
 LAYOUTS = [
     *(("dflash", "z-lab"), ("dflash", "speculators"), ("anchor first", "deepspec"), ("jetspec", "z-lab")),
     *(("vanilla", "deepspec"), ("vanilla", "specforge"), ("gated", "deepspec"), ("gated", "speculators")),
-    *(("rnn", "deepspec"), ("rnn", "speculators"), ("small vocabulary", "speculators")),
-    ("lines of the model's output", "speculators"),
+    *(("rnn", "deepspec"), *((kind, "speculators") for kind in ("rnn", "small vocabulary", OUTPUT_LINES))),
 ]
 
 
@@ -131,11 +130,10 @@ class Noted:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_kept_of_a_text_is_the_text(kind: str) -> None:
     """Whatever was accepted, in whatever company: a block says what it says from scratch, behind every token."""
-    network, rng, noted = random_network(kind), random.Random(3), Noted()
+    network, rng, noted = random_network(kind), random.Random(3), cast(Any, Noted())
     model = fresh_model("llama", num_hidden_layers=5)
     embed, output, batch = model.get_input_embeddings(), model.lm_head, 3
-    head = BlockHead(network, (1, 3), network.sizes.anchor_first)
-    candidates = BlockCandidates(head, model, noted, batch, VOCAB)  # type: ignore[arg-type]
+    candidates = BlockCandidates(BlockHead(network, (1, 3), network.sizes.anchor_first), model, noted, batch, VOCAB)
     torch.manual_seed(0)
     noted.passed(batch, 9)
     texts, roots = [noted.now[:, row, -length:] for row, length in enumerate((9, 4, 7))], [0] * batch

@@ -79,7 +79,7 @@ def test_training_lowers_the_loss_and_raises_what_a_pass_writes(tmp_path: Path, 
     for each in (fresh, learnt):
         strategy = kind.strategy(each.head, nodes=4, seed=0, sources=(kind.source,))
         steps.append(same_as_plain(model, given, strategy, max_new_tokens=24).stats.steps)
-    assert steps[1] < 0.7 * steps[0]
+    assert steps[1] < 0.75 * steps[0]
 
 
 @pytest.mark.parametrize("name", TWO)

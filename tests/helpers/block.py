@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lookahead.heads.block.network import BlockNetwork, BlockSizes
 
+OUTPUT_LINES = "lines of the model's output"
 BASE: dict[str, Any] = {
     "hidden_size": 32,
     "target_size": 32,
@@ -35,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gated": MARKOV | {"markov": "gated", "confidence": 32},
     "rnn": MARKOV | {"markov": "rnn", "sights": ((3, False), (3, False)), "softcap": 5.0, "input_scale": 0.7},
     "small vocabulary": OWN | {"draft_vocab_size": 20},
-    "lines of the model's output": MARKOV | {"markov": "vanilla", "draft_vocab_size": 20},
+    OUTPUT_LINES: MARKOV | {"markov": "vanilla", "draft_vocab_size": 20},
 }
 
 
@@ -59,15 +60,10 @@ def depth_of(network: BlockNetwork) -> int:
 
 
 def layer_config(sizes: BlockSizes) -> dict[str, Any]:
-    return {
-        "model_type": "qwen3",
-        "hidden_size": sizes.hidden_size,
-        "rms_norm_eps": sizes.eps,
-        "rope_theta": 10000.0,
-        "vocab_size": VOCAB,
-        "layer_types": ["full_attention" if window is None else "sliding_attention" for window, _ in sizes.sights],
-        "sliding_window": next((window for window, _ in sizes.sights if window), None),
-    }
+    config: dict[str, Any] = {"model_type": "qwen3", "hidden_size": sizes.hidden_size, "rms_norm_eps": sizes.eps}
+    config |= {"rope_theta": 10000.0, "vocab_size": VOCAB}
+    config["layer_types"] = ["sliding_attention" if window else "full_attention" for window, _ in sizes.sights]
+    return config | {"sliding_window": next((window for window, _ in sizes.sights if window), None)}
 
 
 def write_head(folder: Path, network: BlockNetwork, layout: str, **changes: Any) -> Path:
@@ -92,12 +88,8 @@ def write_head(folder: Path, network: BlockNetwork, layout: str, **changes: Any)
     else:
         config = more | {"speculators_model_type": "dspark" if sizes.markov else "dflash"}
         config |= {"transformer_layer_config": layer_config(sizes), "aux_hidden_state_layer_ids": ids}
-        config |= {
-            "speculators_config": {
-                "verifier": {"name_or_path": "some/model"},
-                "proposal_methods": [{"speculative_tokens": depth_of(network)}],
-            }
-        }
+        methods = {"proposal_methods": [{"speculative_tokens": depth_of(network)}]}
+        config["speculators_config"] = methods | {"verifier": {"name_or_path": "some/model"}}
         config["sliding_window_non_causal"] = sizes.sights == ((3, False),) * 2
         if network.d2t is not None:
             tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).scatter(0, network.scored(), True)

@@ -14,7 +14,7 @@ from lookahead.heads.storage import Told, fill, offsets_of, read_head, rope_of, 
 from lookahead.models.compat import MODEL_ERRORS
 
 _NOT_READ = re.compile(r"(?:^|\.)(?:verifier_|rotary_emb\.)")
-_PREFIX = re.compile(r"^(?:model\.|logit_head\.)+")
+_PREFIX = re.compile(r"^(?:model\.|logit_head\.|encoder\.)+")
 # What looks like a block drafter and is another network: by names of tensors, or lines "key=value" of config.json.
 _OTHERS = {
     "a Laguna drafter": r"qkv_proj|\bg_proj|aux_hidden_norms",
@@ -29,7 +29,7 @@ _OTHERS = {
     "a Domino drafter": r"prefix_gru|\bembed_proj",
     "a DSpine drafter": r"^injection\.|^transfer_codes|^dspine",
     "a Gemma 4 drafter": r"pre_feedforward_layernorm|layer_scalar|^model_type=gemma4",
-    "an assistant of transformers": r"^encoder\.fc|^model_type=muse_glimmer|pre_projection",
+    "an assistant of transformers": r"pre_projection",
     "a drafter with a random adapter": r"hidden_dim_adapter",
     "a drafter that turns neighbouring channels": r"^is_neox_style=false",
     "a drafter whose layers turn in different ways": r"rope_parameters\W+(?:full|sliding)_attention",
@@ -42,9 +42,16 @@ _TWICE = ("block_size", "mask_token_id", "target_layer_ids", "markov_rank")  # w
 def read(source: str | PathLike[str], hub: Mapping[str, Any]) -> BlockNetwork:
     """The drafter that ``source`` holds, as :func:`sizes_of` tells it: a folder, a file in it, or a repository of the
     hub. A LookaheadError names what is missing or foreign; no code from a file is run."""
-    stored, config = read_head(source, hub, "block drafter", _NOT_READ)
-    tensors, name = {_PREFIX.sub("", each): tensor for each, tensor in stored.items()}, str(source)
-    told = Told(config, name)
+    return made(*read_head(source, hub, "block drafter", _NOT_READ), str(source))
+
+
+def made(stored: Mapping[str, Tensor], config: dict[str, Any], name: str) -> BlockNetwork:
+    """The drafter of ``stored`` tensors and of what config.json says, from a place of this ``name``."""
+    if config.get("model_type") == "muse_glimmer_assistant":  # which leaves the rest to code
+        config = config | {"is_causal": False, "sample_from_anchor": False, "input_embedding_scale": 1.0}
+        config["sliding_window"] += 1  # both ends count
+    tensors, told = {_PREFIX.sub("", each): tensor for each, tensor in stored.items()}, Told(config, name)
+    tensors = {each.replace("output_norm_enc", "hidden_norm"): tensor for each, tensor in tensors.items()}
     said = [*config.items(), *told.part("dflash_config").config.items()]
     names = [*tensors, *(f"{key}={value}".lower() for key, value in said)]
     for what, pattern in _OTHERS.items():

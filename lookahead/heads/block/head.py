@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead._per_model import PerModel
 from lookahead.heads.base import check_sizes, warn_of_another
-from lookahead.heads.block.files import read, write
+from lookahead.heads.block.files import made, read, write
 from lookahead.heads.block.network import BlockNetwork
 from lookahead.heads.storage import are_layers
 from lookahead.models.hidden_states import decoder_layers
@@ -48,6 +48,7 @@ class BlockHead(nn.Module):
     """
 
     formats: ClassVar[tuple[str, ...]] = ("deepspec",)  # that it is written in
+    assistants: ClassVar[tuple[str, ...]] = ("MuseGlimmerAssistantModel",)  # of transformers that are such drafters
 
     def __init__(self, network: Any, feature_layers: tuple[int, ...] = (), anchor_first: bool | None = None) -> None:
         super().__init__()
@@ -81,6 +82,12 @@ class BlockHead(nn.Module):
             head.to(*placement(model))
         return head
 
+    @classmethod
+    def of(cls, assistant: PreTrainedModel) -> Self:
+        """One of transformers' :attr:`assistants` as a drafter, with the same weights."""
+        network = made(assistant.state_dict(), assistant.config.to_dict(), type(assistant).__name__)
+        return cls(network, network.sizes.feature_layers, network.sizes.anchor_first)
+
     def save_pretrained(self, folder: str | PathLike[str], *, bits: int = 16) -> None:
         """Write ``config.json`` and ``model.safetensors`` as DeepSpec does, with what the layout leaves open; a
         LookaheadError if that fails, or for NaN."""
@@ -96,8 +103,7 @@ class BlockHead(nn.Module):
     def read_as(self) -> Reading:
         """How it is read if nothing speaks against it."""
         sizes, first = self.network.sizes, self.anchor_first
-        first = sizes.anchor_first if first is None else first
-        return Reading(self.feature_layers or sizes.feature_layers, first)
+        return Reading(self.feature_layers or sizes.feature_layers, sizes.anchor_first if first is None else first)
 
     def readings(self, model: Any) -> list[Reading]:
         """How it may have to be read beside ``model``, the likeliest first; one if that is known."""

@@ -28,9 +28,7 @@ from lookahead.sources.perturbed import BINS, BOUNDS, Draw, Offer, offer
 from lookahead.strategies.automatic import DEFAULT_SOURCES, FREE_SOURCES
 
 _DEPTHS = 8  # that are told apart; deeper ones count as the last
-# Of what is expected of a candidate, is kept a level further down: first drafts of published drafters of seven tokens
-# are kept at rates that fall from 0.90 to 0.69.
-_DEEPER = 0.957
+_DEEPER = 0.957  # of what is expected is kept a level further down: published drafters fall from 0.90 to 0.69 in seven
 _LEAST = 1e-6  # of a share and of what is beside it
 
 
@@ -230,7 +228,7 @@ class Block(HeadStrategy):
     is one source among others in the automatic mode's tree. The text is plain ``generate``'s, greedy and sampled.
 
     Attributes:
-        head: the drafter, or a folder or hub name that holds it, which is read once, and computes as the model does.
+        head: the drafter; a folder or hub name that holds it, which is read once; or Muse Glimmer's assistant.
         sources: where candidates come from, in the order of credit: ``"block"``, and any that
             :class:`lookahead.Lookahead` knows.
         tree: ``"chain"`` drafts the best token of every place from the drafter alone, in place of the automatic tree.
@@ -251,6 +249,11 @@ class Block(HeadStrategy):
     head: BlockHead | str | PathLike[str] | None = None
     _: KW_ONLY
     tree: Literal["chain"] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(given := self.head, PreTrainedModel) and type(given).__name__ in BlockHead.assistants:
+            object.__setattr__(self, "head", BlockHead.of(given))
+        super().__post_init__()
 
     @property
     def draws_candidates(self) -> bool:

@@ -54,9 +54,6 @@ model.generate(**inputs, custom_generate=Block("folder or name of this repositor
         check_gradient(model, sizes.hidden_size)
         return cls(head, settings)
 
-    def taps(self, model: Any) -> tuple[str, ...]:
-        return self.head.taps(model)
-
     def losses(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """DSpark's loss at all slots of some blocks whose tokens are to be predicted, each behind the text's own."""
         network, labels = self.head.network, seen.labels
@@ -107,17 +104,16 @@ def _sizes(model: Any, settings: Any, examples: Examples, name: str | None) -> B
     """What a fresh drafter of a model looks like: as a layer of it, where settings do not say."""
     (hidden, vocab), config, count = output_sizes(model), model.config.get_text_config(), len(decoder_layers(model))
     heads, markov = config.num_attention_heads, None if settings.markov == "none" else settings.markov
+    layers = settings.feature_layers or tuple(sorted({count // 5, count // 2, max(0, count - 3)}))
     rank = settings.rank if markov else 0
-    usual = sorted({count // 5, count // 2, max(0, count - 3)})
-    layers: tuple[int, ...] = settings.feature_layers or tuple(usual)
     given: dict[str, Any] = {"hidden_size": hidden, "target_size": hidden, "feature_layers": layers, "rank": rank}
     given |= {"feed_forward": settings.feed_forward or getattr(config, "intermediate_size", None) or 4 * hidden}
     given |= {"block_size": settings.places, "anchor_first": True, "sights": ((None, False),) * settings.num_layers}
     given |= {"mask_token": _free_token(model, examples) if settings.mask_token is None else settings.mask_token}
     given |= {"heads": heads, "key_heads": getattr(config, "num_key_value_heads", None) or heads}
     given |= {"head_size": getattr(config, "head_dim", None) or hidden // heads, "markov": markov}
-    given |= {"draft_vocab_size": settings.draft_vocab}
-    given |= {"confidence": hidden + rank, "vocab_size": vocab, "eps": float(getattr(config, "rms_norm_eps", 1e-6))}
+    given |= {"confidence": hidden + rank, "vocab_size": vocab, "draft_vocab_size": settings.draft_vocab}
+    given["eps"] = float(getattr(config, "rms_norm_eps", 1e-6))
     return BlockSizes(**given, base_model=name or getattr(model.config, "name_or_path", None) or None)
 
 

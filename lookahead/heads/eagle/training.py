@@ -71,9 +71,6 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
     def fresh(cls, model: Any, settings: Any, examples: Examples = (), name: str | None = None) -> Self:
         return cls(fresh_head(model, settings, examples, name), settings)
 
-    def taps(self, model: Any) -> tuple[str, ...]:
-        return self.head.taps(model)
-
     def losses(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted mean of the steps' soft cross-entropies."""
         losses: list[Tensor] = []
