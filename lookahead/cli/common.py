@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from time import monotonic, perf_counter, thread_time
@@ -137,17 +137,18 @@ def name_of(options: ModelOptions) -> str:
 
 def drafting(options: DraftOptions, model: PreTrainedModel, tokenizer: Any) -> AutomaticStrategy:
     """The strategy with the options' draft model, whose vocabulary may be another one, or with their head."""
-    if options.draft is None:
-        return Lookahead()
-    with loading("Loading the draft model"):
-        if (kind := None if options.draft_gguf_file else drafts_with(options.draft)) is not None:
-            strategy: AutomaticStrategy = kind(options.draft, sources=(kind.known_sources[0], *DEFAULT_SOURCES))
-        else:
-            draft, other = load_model(options.draft, model.dtype, model.device, options.draft_gguf_file)
+    found, mtp, most = options.drafts
+    strategy: Any = Lookahead().predicting() if mtp else Lookahead()
+    with loading("Loading what drafts"):
+        if found is not None and options.draft_gguf_file is None and (kind := drafts_with(found)) is not None:
+            strategy = kind(found, sources=(kind.known_sources[0], *DEFAULT_SOURCES))
+        elif found is not None:
+            draft, other = load_model(found, model.dtype, model.device, options.draft_gguf_file)
             same = tokenizer.get_vocab() == other.get_vocab()
             strategy = Lookahead(draft_model=draft, tokenizers=None if same else (tokenizer, other))
     strategy.check(model)
-    return strategy
+    made: AutomaticStrategy = strategy if most is None else replace(strategy, max_nodes=most)
+    return made
 
 
 def forgetful(options: SizeOptions, seed: int | None = None, stats: Stats = "summary", **others: Any) -> Lookahead:

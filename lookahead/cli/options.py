@@ -13,6 +13,7 @@ from typer import Option
 
 from jacobi import LookaheadError
 from lookahead.cli.prompts import PromptsOption, read_prompts, read_text
+from lookahead.cli.speculative import Speculation, speculation
 from lookahead.model_folder import check_exists, find_model
 
 PICTURES = (".png", ".svg", ".pdf")  # names of pictures end so
@@ -101,7 +102,12 @@ class ServedOptions(ModelOptions):
 class DraftOptions(Arguments):
     draft: Annotated[str | None, Option(metavar="DIR", help="A small model that drafts, too.")] = None
     draft_gguf_file: Annotated[str | None, Option(metavar="NAME", help="As --gguf-file, of the draft model.")] = None
+    speculative_config: Annotated[str | None, Option(metavar="JSON", help="What drafts, in vLLM's words.")] = None
     chat_template: Annotated[Path | None, Option(metavar="FILE", help="Jinja, in place of the tokenizer's.")] = None
+
+    @cached_property
+    def drafts(self) -> Speculation:
+        return Speculation(self.draft) if self.speculative_config is None else speculation(self.speculative_config)
 
     @cached_property
     def template(self) -> str | None:
@@ -109,7 +115,9 @@ class DraftOptions(Arguments):
 
     def check(self) -> None:
         super().check()
-        _check_source("--draft", self.draft, "--draft-gguf-file", self.draft_gguf_file)
+        if self.draft is not None and self.speculative_config is not None:
+            raise LookaheadError("--draft and --speculative-config both say what drafts: drop one of them.")
+        _check_source("--draft", self.drafts.draft, "--draft-gguf-file", self.draft_gguf_file)
         _ = self.template
 
 

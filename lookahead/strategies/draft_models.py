@@ -39,11 +39,8 @@ def unwrapped(given: Any) -> Any:
 def check_draft_model(model: PreTrainedModel, draft: PreTrainedModel, tokenizers: Tokenizers | None) -> None:
     """Refuse, with a LookaheadError, a draft model that cannot draft for ``model``; nothing of the text is read."""
     if (family := str(draft.config.model_type)).endswith("_assistant"):
-        reads = "reads the model's keys, values or features, which only transformers' own loop gives it"
-        _refuse(
-            f"{type(draft).__name__} ({family}) {reads}",
-            "expected a causal model, or a head; drop use_lookahead to draft with it",
-        )
+        reads = f"{family} reads the model's keys and values, which only transformers' own loop gives it"
+        _refuse(reads, "expected a causal model, or a head; drop use_lookahead to draft with it")
     traits, drafts = ModelTraits.of(model), ModelTraits.of(draft)
     for each, what in ((traits, "model"), (drafts, "draft model")):
         if each.is_encoder_decoder:

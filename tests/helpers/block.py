@@ -12,20 +12,9 @@ from torch import Tensor
 from lookahead.heads.block.network import BlockNetwork, BlockSizes
 
 OUTPUT_LINES = "lines of the model's output"
-BASE: dict[str, Any] = {
-    "hidden_size": 32,
-    "target_size": 32,
-    "feature_layers": (1, 3),
-    "block_size": 4,
-    "anchor_first": True,
-    "mask_token": 47,
-    "heads": 4,
-    "key_heads": 2,
-    "head_size": 8,
-    "feed_forward": 48,
-    "sights": ((None, False), (3, True)),
-    "vocab_size": VOCAB,
-}
+BASE: dict[str, Any] = {"hidden_size": 32, "target_size": 32, "feature_layers": (1, 3), "block_size": 4}
+BASE |= {"anchor_first": True, "mask_token": 47, "heads": 4, "key_heads": 2, "head_size": 8, "feed_forward": 48}
+BASE |= {"sights": ((None, False), (3, True)), "vocab_size": VOCAB}
 MARKOV: dict[str, Any] = {"rank": 6, "confidence": 38}
 OWN: dict[str, Any] = MARKOV | {"markov": "vanilla", "own_embeddings": VOCAB, "own_output": True}
 KINDS: dict[str, dict[str, Any]] = {
