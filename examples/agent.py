@@ -53,8 +53,8 @@ def work(client: OpenAI, model: str, files: list[Path], task: str, **settings: A
         answers.append(client.chat.completions.create(**asked))
         said = answers[-1].choices[0].message
         messages.append(said.model_dump(exclude_none=True))
-        for call in said.tool_calls or ():
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": run(call, files[0].parent)})
+        done = ((call.id, run(call, files[0].parent)) for call in said.tool_calls or ())
+        messages += [{"role": "tool", "tool_call_id": id, "content": told} for id, told in done]
     return answers
 
 
