@@ -21,6 +21,7 @@ from benchmarks.harness import RESULTS, ROOT, is_dirty
 from benchmarks.pretrained import MODELS
 from benchmarks.regret import shown
 from benchmarks.rivals import COLUMNS as RIVALS
+from benchmarks.serving import COLUMNS as LOADED
 from benchmarks.tables import Rows, cells, grid, pivot, table
 
 Document = dict[str, Any]
@@ -159,11 +160,8 @@ PAGES = {  # by the kind of the documents: title, what a reader has to know, and
         real,
     ),
     "rivals": ("Against llama.cpp and OpenVINO", "One process a way, the same weights and prompts.", rivals),
-    "regret": (
-        "What choosing sizes costs",
-        "Regret: how much slower the automatic mode is than the best fixed number of nodes, or plain decoding.",
-        regret,
-    ),
+    "regret": ("What choosing sizes costs", "The automatic mode against the best fixed number of nodes.", regret),
+    "serving": ("Servers under load", "One at a time, by one driver.", lambda each: table(LOADED, each["rows"])),
     "race": ("Every way to decode, raced", "The ceiling is S t(1)/t(T), if nothing but passes took time.", race),
     "step time": ("The latency curve", "t(T)/t(1), with random weights.", step_time),
     "gpu": (
