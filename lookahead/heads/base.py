@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import groupby
 from os import PathLike
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.drawn_trees import Urn
 from lookahead.draft.published import Grow, HeadDrafter
 from lookahead.heads.storage import stored_head
-from lookahead.models.fingerprint import broken_weight
+from lookahead.models.fingerprint import broken_weight, weights_stamp
 from lookahead.models.output_layer import beside, copyable_weight, placement
 from lookahead.sources.draft_model import BEST, Branch, Passes, Said
 from lookahead.sources.perturbed import Draw
@@ -31,7 +31,7 @@ from lookahead.strategies.draft_models import check_whole
 
 _log = logging.getLogger("lookahead")
 _warned: PerModel[WeakSet[Any]] = PerModel(WeakSet)  # heads that name another model
-_lent: WeakKeyDictionary[Any, tuple[Any, Tensor]] = WeakKeyDictionary()  # by network, of which weight which rows
+_lent: WeakKeyDictionary[Any, tuple[Any, Tensor]] = WeakKeyDictionary()  # rows of a weight, by network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +146,10 @@ class Scoring(nn.Module):
         if self.d2t is None or weight is None or getattr(output, "bias", None) is not None:
             scores: Tensor = output(states)
             return scores if self.d2t is None else scores[..., self.scored()]
-        if self not in _lent or _lent[self][0]() is not given:
-            _lent[self] = ref(given), weight[self.scored()]
+        stamp = weights_stamp((weight,))
+        if self not in _lent or _lent[self][0] != stamp:
+            with torch.inference_mode(False):  # else a head that is trained later could not use them
+                _lent[self] = stamp, weight[self.scored()]
         return linear(states, _lent[self][1])
 
 

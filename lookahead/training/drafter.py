@@ -152,21 +152,6 @@ def in_parts(
 
 
 @torch.no_grad()
-def take_layer(layer: nn.Module, theirs: Mapping[str, Tensor | None]) -> None:
-    """Begin as a layer of the model. Of wider parts the rest stays as it was drawn, and gives nothing yet."""
-    for name, weight in layer.named_parameters():
-        own = theirs.get(name)
-        if own is None or own.ndim != weight.ndim or not own.is_floating_point() or own.is_meta:
-            continue
-        if any(small > large for small, large in zip(own.shape, weight.shape, strict=True)):
-            continue
-        if "down_proj" in name:
-            weight.zero_()
-        columns = slice(-own.shape[-1], None) if "self_attn" in name else slice(own.shape[-1])
-        weight[(slice(own.shape[0]), columns)[: own.ndim]].copy_(own)
-
-
-@torch.no_grad()
 def take_output(network: Any, model: Any, examples: Examples, scored: int | None) -> None:
     """Begin with the model's final norm and its output layer, or the lines of it that stand for the ``scored`` tokens
     that are the most frequent in ``examples``, if not all are."""

@@ -49,7 +49,7 @@ def made(stored: Mapping[str, Tensor], config: dict[str, Any], name: str) -> Blo
     """The drafter of ``stored`` tensors and of what config.json says, from a place of this ``name``."""
     if config.get("model_type") == "muse_glimmer_assistant":  # which leaves the rest to code
         config = config | {"is_causal": False, "sample_from_anchor": False, "input_embedding_scale": 1.0}
-        config["sliding_window"] += 1  # both ends count
+        config["sliding_window"] = (config.get("sliding_window") or 2048) + 1  # both ends count
     tensors, told = {_PREFIX.sub("", each): tensor for each, tensor in stored.items()}, Told(config, name)
     tensors = {each.replace("output_norm_enc", "hidden_norm"): tensor for each, tensor in tensors.items()}
     said = [*config.items(), *told.part("dflash_config").config.items()]

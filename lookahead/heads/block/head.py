@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
-from lookahead._per_model import PerModel
+from lookahead._per_model import PerModel, latest
 from lookahead.heads.base import check_sizes, warn_of_another
 from lookahead.heads.block.files import made, read, write
 from lookahead.heads.block.network import BlockNetwork
 from lookahead.heads.storage import are_layers
+from lookahead.models.fingerprint import weights_stamp
 from lookahead.models.hidden_states import decoder_layers
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.sources.vocabularies import same_but_for_padding
@@ -27,6 +28,7 @@ _EVIDENCE = 5.0  # nats by which another reading has to be likelier than the fil
 _TRIED, _BEHIND, _SLOTS = 8, 128, 4  # blocks that are tried, among so many last tokens; tokens of each that count
 
 _log = logging.getLogger("lookahead")
+_assistants: PerModel[dict[Any, Any]] = PerModel(dict)  # as heads
 _readings: PerModel[WeakKeyDictionary[Any, "Reading"]] = PerModel(WeakKeyDictionary)  # of heads that were tried
 
 
@@ -83,10 +85,14 @@ class BlockHead(nn.Module):
         return head
 
     @classmethod
-    def of(cls, assistant: PreTrainedModel) -> Self:
+    def of(cls, assistant: PreTrainedModel) -> "BlockHead":
         """One of transformers' :attr:`assistants` as a drafter, with the same weights."""
-        network = made(assistant.state_dict(), assistant.config.to_dict(), type(assistant).__name__)
-        return cls(network, network.sizes.feature_layers, network.sizes.anchor_first)
+
+        def read_once() -> BlockHead:
+            network = made(assistant.state_dict(), assistant.config.to_dict(), type(assistant).__name__)
+            return cls(network, network.sizes.feature_layers, network.sizes.anchor_first)
+
+        return latest(_assistants.of(assistant), weights_stamp(assistant.parameters()), read_once)
 
     def save_pretrained(self, folder: str | PathLike[str], *, bits: int = 16) -> None:
         """Write ``config.json`` and ``model.safetensors`` as DeepSpec does, with what the layout leaves open; a

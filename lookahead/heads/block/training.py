@@ -15,10 +15,9 @@ from lookahead.heads.block.strategy import Block
 from lookahead.models.hidden_states import decoder_layers
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.training.data import IGNORE, Examples
-from lookahead.training.drafter import Seen, TrainedHead, in_parts, take_layer, take_output
+from lookahead.training.drafter import Seen, TrainedHead, in_parts, take_output
 from lookahead.training.stage import check_gradient
 
-_FRESH = 0.1  # how much of a fresh projection of features stays beside what passes the last of them on
 _SOFT, _HARD = 0.9, 0.1  # weights of the distance to the model's distribution and of the tokens that came (DSpark's)
 
 
@@ -47,7 +46,6 @@ model.generate(**inputs, custom_generate=Block("folder or name of this repositor
                     nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
             if network.markov_head is not None:
                 network.markov_head.markov_w2.weight.zero_()
-            _take_layers(network, model)
         take_output(network.to(placement(model)[0]), model, examples, sizes.draft_vocab_size)
         head = BlockHead(network, sizes.feature_layers, True)
         head.check(model)
@@ -115,20 +113,6 @@ def _sizes(model: Any, settings: Any, examples: Examples, name: str | None) -> B
     given |= {"confidence": hidden + rank, "vocab_size": vocab, "draft_vocab_size": settings.draft_vocab}
     given["eps"] = float(getattr(config, "rms_norm_eps", 1e-6))
     return BlockSizes(**given, base_model=name or getattr(model.config, "name_or_path", None) or None)
-
-
-def _take_layers(network: BlockNetwork, model: Any) -> None:
-    """Begin as the model's last layers, over the last feature."""
-    hidden, layers = network.sizes.target_size, list(network.layers)
-    ours: Any = zip(layers, list(decoder_layers(model))[-len(layers) :], strict=False)
-    network.fc.weight.mul_(_FRESH)
-    network.fc.weight[:, -hidden:] += torch.eye(*network.fc.weight[:, -hidden:].shape)
-    for layer, own in ours:
-        take_layer(layer, dict(own.named_parameters()))
-        before, attention = layer.input_layernorm.weight, layer.self_attn
-        network.hidden_norm.weight.copy_(before)
-        for proj, norm in ((attention.q_proj, attention.q_norm), (attention.k_proj, attention.k_norm)):
-            norm.weight.fill_((proj.weight * before).norm().item() / proj.out_features**0.5)  # as long as they were
 
 
 def _free_token(model: Any, examples: Examples) -> int:

@@ -16,7 +16,7 @@ from lookahead.heads.eagle.strategy import Eagle
 from lookahead.models.hidden_states import decoder_layers
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.training.data import IGNORE, Examples
-from lookahead.training.drafter import Seen, TrainedHead, in_parts, take_layer, take_output
+from lookahead.training.drafter import Seen, TrainedHead, in_parts, take_output
 from lookahead.training.stage import check_gradient
 
 _FRESH = 0.1  # how much of a fresh projection of features stays beside what passes one of them on
@@ -211,4 +211,13 @@ def _take_layer(network: EagleNetwork, model: Any) -> None:
     network.fc.weight[:, column : column + hidden] += torch.eye(hidden, device=network.fc.weight.device)
     theirs = dict(layers[-1].named_parameters()) if len(layers) else {}
     theirs["hidden_norm.weight"] = theirs.pop("input_layernorm.weight", None)
-    take_layer(network.layers[0], theirs)
+    for name, weight in network.layers[0].named_parameters():
+        own = theirs.get(name)
+        if own is None or own.ndim != weight.ndim or not own.is_floating_point() or own.is_meta:
+            continue
+        if any(small > large for small, large in zip(own.shape, weight.shape, strict=True)):
+            continue
+        if "down_proj" in name:
+            weight.zero_()
+        columns = slice(-own.shape[-1], None) if "self_attn" in name else slice(own.shape[-1])
+        weight[(slice(own.shape[0]), columns)[: own.ndim]].copy_(own)
