@@ -58,8 +58,8 @@ class TrainedHead(nn.Module, Recipe):
         """What cards call it."""
 
     def taps(self, model: Any) -> tuple[str, ...]:
-        """Which hidden states of the model it learns from (:mod:`lookahead.models.hidden_states`)."""
-        found: tuple[str, ...] = self.head.taps(model)
+        """Which hidden states of the model it learns from (:mod:`lookahead.models.hidden_states`): the head's own."""
+        found: tuple[str, ...] = self.head.taps(model) if hasattr(self.head, "taps") else ()
         return found
 
     @abstractmethod

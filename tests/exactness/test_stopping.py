@@ -190,4 +190,4 @@ def test_time_ends_all_rows_of_a_batch_at_one_length(
         assert torch.stack(puts.puts[1:], dim=1).tolist() == output[:, 12:].tolist()
         lengths.add(length)
     assert clock.now > 50
-    assert len(lengths) > 5
+    assert len(lengths) > 3, "some end early, some late; automatic trees go by the clock"
