@@ -138,7 +138,7 @@ def name_of(options: ModelOptions) -> str:
 def drafting(options: DraftOptions, model: PreTrainedModel, tokenizer: Any) -> AutomaticStrategy:
     """The strategy with the options' draft model, whose vocabulary may be another one, or with their head."""
     found, mtp, most = options.drafts
-    strategy: Any = Lookahead().predicting() if mtp else Lookahead()
+    strategy: AutomaticStrategy = Lookahead().predicting() if mtp else Lookahead()
     with loading("Loading what drafts"):
         if found is not None and options.draft_gguf_file is None and (kind := drafts_with(found)) is not None:
             strategy = kind(found, sources=(kind.known_sources[0], *DEFAULT_SOURCES))
@@ -147,8 +147,7 @@ def drafting(options: DraftOptions, model: PreTrainedModel, tokenizer: Any) -> A
             same = tokenizer.get_vocab() == other.get_vocab()
             strategy = Lookahead(draft_model=draft, tokenizers=None if same else (tokenizer, other))
     strategy.check(model)
-    made: AutomaticStrategy = strategy if most is None else replace(strategy, max_nodes=most)
-    return made
+    return strategy if most is None else replace(strategy, max_nodes=most)
 
 
 def forgetful(options: SizeOptions, seed: int | None = None, stats: Stats = "summary", **others: Any) -> Lookahead:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from os import PathLike
@@ -22,7 +22,7 @@ from lookahead.draft.drawn_trees import Urn
 from lookahead.draft.published import Grow, HeadDrafter
 from lookahead.heads.storage import stored_head
 from lookahead.models.fingerprint import broken_weight, weights_stamp
-from lookahead.models.output_layer import beside, copyable_weight, placement
+from lookahead.models.output_layer import Head, beside, copyable_weight, output_sizes, placement
 from lookahead.sources.draft_model import BEST, Branch, Passes, Said
 from lookahead.sources.perturbed import Draw
 from lookahead.sources.vocabularies import SameVocabulary
@@ -111,6 +111,17 @@ class HeadStrategy(AutomaticStrategy):
         if grow is not None:
             return Drafts([HeadDrafter(self.name, row.prompt, passes(row), grow, row.chain) for row in call.rows])
         return self.passes_drafts(call, passes, self.name)
+
+
+def fitted(head: Head, model: Any) -> Head:
+    """A head as it was read; with ``model`` checked, told its vocabulary, and put where its output layer computes."""
+    given: Any = head
+    if model is not None:
+        given.check(model)
+        if hasattr(given, "network"):
+            given.network.sizes = replace(given.network.sizes, vocab_size=output_sizes(model)[1])
+        given.to(*placement(model))
+    return head
 
 
 def check_sizes(what: str, sizes: Mapping[str, tuple[int | None, int]], model: Any) -> None:

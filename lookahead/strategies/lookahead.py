@@ -160,19 +160,18 @@ class Lookahead(AutomaticStrategy):
         sources = self.sources if self.sources is None or "draft" in self.sources else ("draft", *self.sources)
         return replace(self, draft_model=draft, tokenizers=tokenizers, sources=sources)
 
-    def predicting(self) -> Strategy:
+    def predicting(self) -> AutomaticStrategy:
         if self.draft_model is not None:
             raise LookaheadError("use_mtp and Lookahead(draft_model=) both say what drafts: drop one of them.")
         if not self.automatic:
             return super().predicting()
         return self._with(import_module("lookahead.mtp").Mtp)
 
-    def _with(self, kind: Any, *head: Any) -> Strategy:
+    def _with(self, kind: type[AutomaticStrategy], *head: Any) -> AutomaticStrategy:
         """The same settings in the strategy of a head."""
         shared = {field.name: getattr(self, field.name) for field in fields(AutomaticStrategy)}
         shared["sources"] = (kind.known_sources[0], *(self.sources or DEFAULT_SOURCES))
-        made: Strategy = kind(*head, **shared)
-        return made
+        return kind(*head, **shared)
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a draft model that cannot draft for the model."""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.calls import LengthIs
+from helpers.curves import measured
 from helpers.marks import few
 from helpers.models import counting_model, prompts, run, same_as_plain, same_outputs, same_tensors, tiny_model
 from helpers.streaming import Harmless
@@ -176,9 +177,8 @@ def test_time_ends_all_rows_of_a_batch_at_one_length(
     monkeypatch.setattr(stopping_criteria, "time", (clock := Ticks()))
     lengths = set()
     for seconds in range(1, 12):
-        strategy = Lookahead(nodes=12 if seconds % 2 else None, seed=0)
-        puts = Harmless()
-        more = {"max_time": seconds - 0.5, "streamer": puts, "lookahead_strategy": strategy}
+        strategy = Lookahead(nodes=12 if seconds % 2 else None, seed=0, tuning=measured({1: 10.0, 3: 13.0, 9: 30.0}))
+        more = {"max_time": seconds - 0.5, "streamer": (puts := Harmless()), "lookahead_strategy": strategy}
         output, state = run(model, prompts(batch), **given, **more, seed=seconds)
         length = output.sequences.shape[1] - 12 if "return_dict_in_generate" in given else output.shape[1] - 12
         expected, expected_state = run(model, prompts(batch), **given | {"max_new_tokens": length}, seed=seconds)
@@ -190,4 +190,4 @@ def test_time_ends_all_rows_of_a_batch_at_one_length(
         assert torch.stack(puts.puts[1:], dim=1).tolist() == output[:, 12:].tolist()
         lengths.add(length)
     assert clock.now > 50
-    assert len(lengths) > 3, "some end early, some late; automatic trees go by the clock"
+    assert len(lengths) > 5

@@ -66,7 +66,7 @@ def test_the_model_stays_as_it_was(tmp_path: Path, name: str) -> None:
 def test_training_lowers_the_loss_and_raises_what_a_pass_writes(tmp_path: Path, name: str) -> None:
     model, kind = counting_model(period=7).float(), recipe(name)
     counted = [Example.of([(start + place) % 7 + 1 for place in range(12)]) for start in range(7)] * 4
-    settings = dataclasses.replace(SETTINGS[name], epochs=4.0, learning_rate=1e-2)
+    settings = dataclasses.replace(SETTINGS[name], epochs=8.0 if name == "block" else 4.0, learning_rate=1e-2)
     if name.startswith("eagle"):
         settings = dataclasses.replace(settings, feature_layers=(0, 1, 1))
     fresh = kind.fresh(model, settings, counted)
@@ -79,7 +79,7 @@ def test_training_lowers_the_loss_and_raises_what_a_pass_writes(tmp_path: Path, 
     for each in (fresh, learnt):
         strategy = kind.strategy(each.head, nodes=4, seed=0, sources=(kind.source,))
         steps.append(same_as_plain(model, given, strategy, max_new_tokens=24).stats.steps)
-    assert steps[1] < 0.75 * steps[0]
+    assert steps[1] < 0.6 * steps[0]
 
 
 @pytest.mark.parametrize("name", TWO)

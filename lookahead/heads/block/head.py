@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead._per_model import PerModel, latest
-from lookahead.heads.base import check_sizes, warn_of_another
+from lookahead.heads.base import check_sizes, fitted, warn_of_another
 from lookahead.heads.block.files import made, read, write
 from lookahead.heads.block.network import BlockNetwork
 from lookahead.heads.storage import are_layers
 from lookahead.models.fingerprint import weights_stamp
 from lookahead.models.hidden_states import decoder_layers
-from lookahead.models.output_layer import output_layer, output_sizes, placement
+from lookahead.models.output_layer import output_layer, output_sizes
 from lookahead.sources.vocabularies import same_but_for_padding
 
 _EVIDENCE = 5.0  # nats by which another reading has to be likelier than the file's: odds of 150 to 1
@@ -76,13 +76,7 @@ class BlockHead(nn.Module):
         Raises:
             LookaheadError: what is missing, foreign, broken, or does not fit the model.
         """
-        network = read(source, hub)
-        head = cls(network, feature_layers, anchor_first)
-        if model is not None:
-            head.check(model)
-            network.sizes = replace(network.sizes, vocab_size=output_sizes(model)[1])
-            head.to(*placement(model))
-        return head
+        return fitted(cls(read(source, hub), feature_layers, anchor_first), model)
 
     @classmethod
     def of(cls, assistant: PreTrainedModel) -> "BlockHead":

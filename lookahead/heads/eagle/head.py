@@ -8,12 +8,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
-from lookahead.heads.base import check_sizes, warn_of_another
+from lookahead.heads.base import check_sizes, fitted, warn_of_another
 from lookahead.heads.eagle.files import FORMATS, Format, read, write
 from lookahead.heads.eagle.network import EagleNetwork
 from lookahead.heads.storage import are_layers
 from lookahead.models.hidden_states import NORM, decoder_layers, final_norm
-from lookahead.models.output_layer import output_sizes, placement
+from lookahead.models.output_layer import output_sizes
 from lookahead.sources.vocabularies import same_but_for_padding
 
 Count = Literal["inputs", "outputs"]
@@ -59,12 +59,7 @@ class EagleHead(nn.Module):
         """
         numbers = _numbers(feature_layers, layers)
         network = read(source, hub, None if model is None else output_sizes(model)[0], len(numbers) or None)
-        head = cls(network, numbers, layers=layers)
-        if model is not None:
-            head.check(model)
-            network.sizes = replace(network.sizes, vocab_size=output_sizes(model)[1])
-            head.to(*placement(model))
-        return head
+        return fitted(cls(network, numbers, layers=layers), model)
 
     def save_pretrained(self, folder: str | PathLike[str], *, format: Format = "safeailab", bits: int = 16) -> None:
         """Write ``config.json`` and ``model.safetensors`` as SafeAILab or speculators do, beside what else is there.

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from jacobi import Path as Walk
-from lookahead.heads.base import ResBlock, best_next, check_sizes
+from lookahead.heads.base import ResBlock, best_next, check_sizes, fitted
 from lookahead.heads.storage import fill, read_head, some, write_head
-from lookahead.models.output_layer import output_sizes, placement
+from lookahead.models.output_layer import output_sizes
 from lookahead.sources.draft_model import Branch, Said
 
 MODEL_TYPE = "recurrent_drafting_drafter"
@@ -115,11 +115,7 @@ class RecurrentHead(nn.Module):
         tensors, config = read_head(source, hub, "ReDrafter head")
         with torch.device("meta"):
             head = cls(sizes_of(tensors, config, str(source)))
-        fill(head, tensors, str(source), "ReDrafter head")
-        if model is not None:
-            head.check(model)
-            head.to(*placement(model))
-        return head
+        return fitted(fill(head, tensors, str(source), "ReDrafter head"), model)
 
     def save_pretrained(self, folder: str | PathLike[str]) -> None:
         """Write ``config.json`` and ``model.safetensors`` as Apple's; a LookaheadError if that fails, or for NaN."""
