@@ -88,8 +88,9 @@ def test_sweep_of_what_cannot_be_traced(curves: Path) -> None:
     with pytest.raises(LookaheadError, match="cannot be traced: code other than"):
         tuning.sweep(model, nodes=(1, 4), contexts=(20,), seconds=0.01, traced=True)
     hook.remove()
-    with pytest.raises(LookaheadError, match=r"cannot be traced: .* recurrent"):
-        tuning.sweep(hybrid("lfm2"), nodes=(1, 4), contexts=(20,), seconds=0.01, traced=True)
+    for name in ("lfm2", "zaya"):
+        with pytest.raises(LookaheadError, match=r"cannot be traced: .* recurrent"):
+            tuning.sweep(hybrid(name), nodes=(1, 4), contexts=(20,), seconds=0.01, traced=True)
     assert not curves.exists()
 
 
@@ -126,7 +127,7 @@ def test_passes_with_static_shapes_have_a_curve_of_their_own() -> None:
     model = tiny_model("llama")
     assert tuning.describe(model, static=True)["executor"] == "static"
     assert tuning.describe(model, static=False)["executor"] == "eager"
-    assert tuning.describe(hybrid("lfm2"))["executor"] == "chain"
+    assert tuning.describe(hybrid("zaya"))["executor"] == "chain"
     assert tuning.describe(model, static=False) == tuning.describe(model, static=None), "as on any CPU"
     measured = tuning.sweep(model, static=True, nodes=(1, 4), contexts=(16,), seconds=0.01)
     assert measured.ms(4, 16) > 0.0
@@ -138,10 +139,10 @@ def test_passes_with_static_shapes_have_a_curve_of_their_own() -> None:
     assert step_times(model, 1, memory, static=True) is not next(iter(memory.values()))
 
 
-@pytest.mark.parametrize("name", ["llama", "lfm2"])
+@pytest.mark.parametrize("name", ["llama", "lfm2", "inkling"])
 def test_passes_are_measured_as_decodes_run_them(name: str, curves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many next tokens gathered, and under the same kernels."""
-    model = hybrid(name) if name == "lfm2" else fresh_model(name)
+    model = fresh_model(name) if name == "llama" else hybrid(name)
     seen: set[tuple[bool, int]] = set()
 
     def noting(run: Any, self: Any, trees: Any, *how: Any) -> Any:

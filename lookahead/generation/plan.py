@@ -19,13 +19,12 @@ from lookahead.verify.typical import check_paths
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one call is decoded; ``route``, ``reason``, ``test`` as in :class:`lookahead.support.route.Routed`."""
+    """How one call is decoded; ``route``, ``reason`` as in :class:`lookahead.support.route.Routed`."""
 
     call: Call
     strategy: Strategy | None  # how it drafts; None = it does not
     route: support.Route
     reason: str | None
-    test: Callable[[], str | None] | None = None
     new_tokens: int = 0  # that it writes at most
     wants: Wants = field(default_factory=Wants)  # what drafts are told of passes
     rule: Callable[[Tensor], Tensor] | None = None  # what a lossy call may accept; None = the text is exact
@@ -40,7 +39,7 @@ def plan_of(strategy: Strategy | None, call: Call, *, test: bool = True) -> Plan
     new_tokens = call.sequences().most_new
     support.check(call.model, call.traits, call.input_ids, call.kwargs)
     found = support.plan(call.model, call.traits, call.input_ids, call.kwargs, call.cache, new_tokens)
-    plan = Plan(call, strategy, found.route, found.reason, found.test, new_tokens)
+    plan = Plan(call, strategy, found.route, found.reason, new_tokens)
     if strategy is not None and found.route != "plain":
         plan = _drafting(plan, strategy)
     changed = support.self_test(call.model, call.traits) if test and found.route == "tree" else None

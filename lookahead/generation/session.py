@@ -88,7 +88,7 @@ def _view(plan: Plan, sequences: Sequences) -> TreeModel | LinearModel:
     call, wants, strategy = plan.call, plan.wants, plan.strategy
     prompt = Prompt(call.input_ids, call.config, call.kwargs, call.cache, plan.new_tokens)
     if plan.route == "chain":
-        return LinearModel(call.model, call.traits, prompt, wants, plan.test)
+        return LinearModel(call.model, call.traits, prompt, wants)
     goes_on = plan.new_tokens > 1  # a single token comes from the prompt's pass, which is the model's own
     traces, packs = plan.traces and goes_on, plan.packs and goes_on
     traced, packed = faster_passes(

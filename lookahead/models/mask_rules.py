@@ -16,7 +16,8 @@ from lookahead.models.traits import ModelTraits
 
 _RECORDER = "lookahead_mask_rule"  # in transformers' registry only while rules are being read
 _recording = threading.Lock()
-SLIDING = "sliding_attention"  # transformers' name of a kind of layer
+SLIDING = "sliding_attention"  # transformers' names of kinds of layers
+UNMASKED = frozenset(["linear_attention", "conv"])  # that are told of padding alone, which is none among nodes
 
 
 # One kind of layer's visibility as a function of batch, head, query and key, in logical positions; None = causal.

@@ -15,6 +15,7 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 from jacobi import TokenTree
 from lookahead.models.families.overrides import overriding
 from lookahead.models.families.registry import overrides_for
+from lookahead.models.families.scans import scans_of
 from lookahead.models.hidden_states import HiddenStates, Outputs, watched
 from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.names import CACHE
@@ -107,7 +108,8 @@ class TreeForward:
 
     def _run_on(self, module: Any) -> None:
         """Run tree forwards on these modules: the model's own, or a twin's, which are overridden instead."""
-        self.module, self._overrides = module, overrides_for(module) if self.traits.counts_slots else []
+        scans = scans_of(module) if self.layout.cache.states else []
+        self.module, self._overrides = module, overrides_for(module) if self.traits.counts_slots else scans
 
     def follow(self, batch: int) -> None:
         """Sequences have joined or left the layout, which now has so many."""
@@ -181,7 +183,8 @@ class TreeForward:
         """Inside, attention and the model's own counting of slots follow the trees."""
         tokens, layout = inputs["input_ids"], self.layout
         roots = layout.roots() if self.traits.is_encoder_decoder else layout.cache.lengths  # some count in the mask
-        overridden = overriding(self._overrides, partial(layout.pass_positions, trees, tokens, roots))
+        places = partial(layout.pass_positions, trees, tokens, roots)
+        overridden = overriding(self._overrides, partial(layout.cache.scan, trees) if layout.cache.states else places)
         told = {"sequences": self.sequences, "turns": self.turns, "width": tokens.shape[1]}
         with tree_forward(**told), overridden:
             yield

@@ -1,6 +1,6 @@
 """Models that can only be given one branch a pass: a linear draft, and a way back where it is cut short.
 
-A recurrent state has no slots: it cannot follow a tree, and what a rejected token did to it cannot be taken out. So the
+A state whose scan is not known (`models.families.scans`) follows no tree, and what a rejected token did to it stays. So
 states (small, whatever the text's length) are copied before a drafted pass. If that is cut short the copy goes back,
 and the accepted tokens are *replayed* at the head of the next pass, until a pass ends on an accepted token::
 
@@ -14,10 +14,8 @@ positions and kernels are plain decoding's: transformers prepares the inputs, an
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import inf
-from time import perf_counter
 from typing import Any, Self
 
 import torch
@@ -26,16 +24,14 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from jacobi import LookaheadError, Path, Scores, TokenTree, Wants
-from lookahead.models.families.mamba2 import CONTINUING, unbounded_scans
 from lookahead.models.families.overrides import overriding
+from lookahead.models.families.scans import Scans, scans_of
 from lookahead.models.hidden_states import HiddenStates, tapped, watched
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import tree_forward
 from lookahead.runtime.cache.snapshots import Snapshot, record_past, recurrent_layers, states_of
 from lookahead.runtime.forward import Prompt
 from lookahead.runtime.scores import prompt_scores, score
-
-_SINGLES, _PASSES, _TOKENS = 4, 6, 150  # of a test: passes over one token, over several, tokens of the latter
 
 
 class Repeats:
@@ -71,23 +67,6 @@ class Repeats:
         self.tokens, self.in_a_row = min(self._counts), min(self._runs)
 
 
-class PaidTest:
-    """A test of a model's drafts, run once drafts would have saved more time than it takes; None = it needs none."""
-
-    def __init__(self, run: Callable[[], str | None] | None, prompt_tokens: int) -> None:
-        self.prompt_ms, self.single_ms = 0.0, inf  # of the prompt's pass, and of the fastest over one token
-        self._run = run
-        self._fails = False
-        self._prompts = max(_PASSES, _TOKENS / max(1, prompt_tokens))
-
-    def allows(self, repeated: int) -> bool:
-        """Whether drafts are known to be right, now that so many tokens would have been drafted rightly."""
-        price_ms = self._prompts * self.prompt_ms + _SINGLES * self.single_ms
-        if self._run is not None and repeated * self.single_ms > price_ms:
-            self._fails, self._run = self._run() is not None, None
-        return self._run is None and not self._fails
-
-
 _MOST_AGAIN = 64  # tokens replayed in one pass at most; the next pass then drafts nothing
 
 
@@ -99,7 +78,6 @@ class LinearModel:
     Args:
         model, traits: a causal model that passed the self-test of linear drafts.
         prompt: the text is left in its cache, which may already hold an earlier call's; None = in a new one.
-        test: what is wrong with the model's linear drafts (None = nothing), see :class:`PaidTest`; None = it is known.
     """
 
     route = "chain"
@@ -112,7 +90,6 @@ class LinearModel:
         traits: ModelTraits,
         prompt: Prompt,
         wants: Wants,
-        test: Callable[[], str | None] | None = None,
     ) -> None:
         self._model = model
         config = model.config.get_text_config(decoder=True)
@@ -124,8 +101,8 @@ class LinearModel:
         self._top_k, self._prompt_tokens = wants.top_k, wants.prompt_top_k
         self.replayed = 0  # tokens that were fed more than once, summed over passes (of one sequence)
         self.repeated = self.in_a_row = 0  # written tokens that would have been drafted rightly, and the last of them
-        self._repeats, self._test = Repeats(self._input_ids.tolist()), PaidTest(test, self._input_ids.shape[1])
-        self._scans = unbounded_scans(model)
+        self._repeats = Repeats(self._input_ids.tolist())
+        self._overrides = scans_of(model)
         self.replays = True  # accepted tokens of a draft that is cut short; else the cache gives tokens back
         self._records = False  # the cache can take tokens of the last pass back
         self._held = False  # passes are only measured
@@ -151,15 +128,12 @@ class LinearModel:
         kwargs = dict(self._kwargs)
         if self._top_k and "logits_to_keep" in kwargs:
             kwargs["logits_to_keep"] = self._prompt_tokens
-        begin = perf_counter()
         outputs = watched(self.hidden, lambda: self._model._prefill(self._input_ids, self._config, kwargs), last=None)
         positions, self._before = self._kwargs.get("position_ids"), self._length()
         self._last = self._before - 1 if positions is None else int(positions.max())
         self._snapshot = Snapshot(self._cache)
         self.replays = not getattr(self._cache, "is_croppable", False)
-        scores = prompt_scores(outputs.logits, self._top_k)
-        self._test.prompt_ms = 1e3 * (perf_counter() - begin)
-        return scores
+        return prompt_scores(outputs.logits, self._top_k)
 
     def _length(self) -> int:
         if any(isinstance(layer, DynamicLayer) for layer in self._cache.layers):
@@ -186,16 +160,16 @@ class LinearModel:
             self._snapshot.take()
         self._live = False
         self.replayed += self.again
-        self._undecided, begin = width, perf_counter()
-        scores = self._run(tokens, width, max(tree.top_k for tree in trees))
-        if len(tokens[0]) == 1:
-            self._test.single_ms = min(self._test.single_ms, 1e3 * (perf_counter() - begin))
-        return scores
+        self._undecided = width
+        return self._run(tokens, width, max(tree.top_k for tree in trees))
 
     def _run(self, tokens: list[list[int]], scored: int, top_k: int) -> Scores:
-        inputs = self._inputs(torch.tensor(tokens, device=self._input_ids.device), scored)
-        with tree_forward(width=len(tokens[0])), overriding(self._scans, lambda: CONTINUING):
+        ids = torch.tensor(tokens, device=self._input_ids.device)
+        inputs, width = self._inputs(ids, scored), len(tokens[0])
+        scans = Scans.over([TokenTree.chain(tokens[0][0], tokens[0][1:])], ids.device)
+        with tree_forward(width=width), overriding(self._overrides if width > 1 else [], lambda: scans):
             outputs = watched(self.hidden, lambda: self._model(**inputs, return_dict=True), last=scored)
+        scans.keep(torch.full((self.batch,), width - 1, device=ids.device))
         return score(outputs.logits[:, -scored:], top_k)
 
     def _inputs(self, tokens: Tensor, scored: int) -> dict[str, Any]:
@@ -285,10 +259,9 @@ class LinearModel:
             record_past(self._cache, False)
 
     def room(self) -> list[int] | None:
-        """How long each sequence's draft may be; 0 where too much would be replayed, or drafts may be wrong."""
+        """How long each sequence's draft may be; 0 where too much would be replayed."""
         written = self._committed + self.again
-        hoped = self.repeated if self.hidden is None else max(self.repeated, written // 2)  # heads draft what is new
-        if self.again >= _MOST_AGAIN or not self._test.allows(hoped):
+        if self.again >= _MOST_AGAIN:
             return [0] * self.batch
         if self._depth_limit is None:
             return None

@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 
 from jacobi import TokenTree, ancestor_bits
-from lookahead.models.mask_rules import MaskRule
+from lookahead.models.mask_rules import UNMASKED, MaskRule
 
 ALIGNED = 64  # columns: some kernels copy masks whose rows are not aligned, once a layer
 
 
 def map_rules(rules: Any, build: Callable[[MaskRule], Tensor]) -> Any:
-    """Build one mask for each rule, keeping the form; equal layer types share a mask."""
+    """Build one mask for each rule, keeping the form; equal layer types share a mask, and recurrent ones have none."""
     if not isinstance(rules, dict):
         return build(rules)
     plain = build(None) if None in rules.values() else None
-    return {kind: plain if rule is None else build(rule) for kind, rule in rules.items()}
+    masks = {kind: plain if rule is None else build(rule) for kind, rule in rules.items()}
+    return masks | dict.fromkeys(UNMASKED & rules.keys())
 
 
 class MaskBuffer:

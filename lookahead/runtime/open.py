@@ -8,6 +8,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from jacobi import LookaheadError, Wants
 from lookahead.models.families.registry import overrides_for
+from lookahead.models.families.scans import scanned_layers
 from lookahead.models.hidden_states import HiddenStates, tapped
 from lookahead.models.mask_rules import held_window
 from lookahead.models.traits import ModelTraits, boundary
@@ -45,7 +46,9 @@ def open_tree(
     Raises:
         LookaheadError: ``static=True`` for a model that cannot be run with static shapes.
     """
-    cache = empty_cache(traits, on_host=getattr(prompt.cache, "offloading", False))
+    cache = empty_cache(
+        traits, scanned_layers(model, traits.config) or [], on_host=getattr(prompt.cache, "offloading", False)
+    )
     idle = (lambda row: False) if writing is None else writing.idle
     limit, find = (None, None) if writing is None else (traits.depth_limit, partial(boundary, traits))
     layout = Layout(cache, traits.device, limit, idle, find)
@@ -118,6 +121,8 @@ def static_reason(model: PreTrainedModel, traits: ModelTraits) -> str | None:
         return f"{traits.rope_limit[0]} RoPE changes its frequencies with the text's length"
     if traits.index_limit is not None:
         return "attention that leaves out tokens is handed over to plain passes when the text is long"
+    if scanned_layers(model, traits.config):
+        return "its layers have recurrent states, which move outside of passes"
     if traits.counts_slots and overrides_for(model):
         return "this model counts cache slots by itself, and is given places for each pass"
     return None

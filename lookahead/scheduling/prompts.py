@@ -5,9 +5,9 @@ No token of a causal model sees what comes after it, so padding behind a prompt 
     a  b  c  -  -       the first tokens after c and after h are chosen by the scores at those places
     d  e  f  g  h
 
-Models whose attention does not say that it is causal (BERT's family sees all of the prompt) read together only what is
-equally long. Where a text's numbers have to be the same in any company, a prompt is fed by the passes that write, so
-that what a cache holds of it already, and by which parts it came there, makes no difference.
+Models whose attention does not say that it is causal (BERT's family sees all of the prompt), and recurrent ones, read
+together only what is equally long. Where a text's numbers have to be the same in any company, a prompt is fed by the
+passes that write, so that what a cache holds of it already, and by which parts it came there, makes no difference.
 """
 
 from collections import Counter
@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from jacobi import Path, Scores, TokenTree, Wants
 from lookahead.generation.call import Call
+from lookahead.models.families.scans import scanned_layers
 from lookahead.models.output_layer import MOST_LOGITS
 from lookahead.runtime.forward import Prompt
 from lookahead.runtime.open import open_tree, reads_in_chunks
@@ -136,7 +136,7 @@ def _scored(wants: Wants, prompts: int) -> int:
 
 def groups(asked: Sequence[Asked]) -> Iterator[list[int]]:
     """Which prompts are read together: the same ones, or those of one kind and much one length that fit a pass."""
-    pads = len(asked) > 1 and _is_causal(asked[0].call.model)
+    pads = len(asked) > 1 and _is_causal(asked[0].call)
     told = [(one.kind, one.text) for one in asked]
     often = {each for each, count in Counter(told).items() if count > 1 and each[0]}
     kinds = [kind and (kind, text if (kind, text) in often else pads or len(text)) for kind, text in told]
@@ -152,10 +152,10 @@ def groups(asked: Sequence[Asked]) -> Iterator[list[int]]:
         yield group
 
 
-def _is_causal(model: PreTrainedModel) -> bool:
-    """Whether all attention of a model's decoder says that no token sees later ones."""
-    told = [bool(module.is_causal) for module in model.get_decoder().modules() if hasattr(module, "is_causal")]
-    return bool(told) and all(told)
+def _is_causal(call: Call) -> bool:
+    """Whether all attention of a decoder says that no token sees later ones, and no state is left behind them."""
+    told = [bool(module.is_causal) for module in call.model.get_decoder().modules() if hasattr(module, "is_causal")]
+    return bool(told) and all(told) and not scanned_layers(call.model, call.traits.config)
 
 
 def _fit(asked: Sequence[Asked]) -> bool:

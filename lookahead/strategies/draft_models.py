@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead._per_model import PerModel, latest
 from lookahead.models.early_exit import early_exit
+from lookahead.models.families.scans import scanned_layers
 from lookahead.models.fingerprint import broken_weight, weights_stamp
 from lookahead.models.traits import ModelTraits, tensor_parallel_group
 from lookahead.sources.vocabularies import OtherVocabulary, SameVocabulary, Vocabulary, same_but_for_padding
@@ -54,7 +55,10 @@ def check_draft_model(model: PreTrainedModel, draft: PreTrainedModel, tokenizers
         _refuse(broken, "train it again, or load another checkpoint")
     check_model(draft, drafts)
     way, why = route(draft, drafts)
-    why = self_test(draft, drafts, drafts=True) if way == "tree" else why
+    if scanned_layers(draft, drafts.config):
+        why = f"the states of {drafts.name} move only once a pass is decided"
+    elif way == "tree":
+        why = self_test(draft, drafts, drafts=True)
     if why is not None:
         _refuse(f"the draft model follows no trees ({why})", "expected a model whose layers are all attention")
     vocabulary_for(model, draft, tokenizers)

@@ -1,20 +1,20 @@
 """By which route a model is decoded, and why not by a better one: each refusal names the culprit and the way out."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import transformers
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.models.code_safety import replaced_step
 from lookahead.models.conformance import recorded
 from lookahead.models.families.decoders import own_steps
 from lookahead.models.families.registry import overrides_for
+from lookahead.models.families.scans import scanned_layers, unscanned
 from lookahead.models.names import CACHE, CACHES, STATE
 from lookahead.models.traits import ModelTraits, parameters, tensor_parallel_group
 from lookahead.support.call import (
@@ -25,7 +25,6 @@ from lookahead.support.call import (
     tree_obstacle,
 )
 from lookahead.support.self_test import (
-    is_judged,
     is_on_record,
     layers_error,
     linear_error,
@@ -51,7 +50,6 @@ class Routed:
 
     route: Route  # "chain" = one branch a pass, "plain" = transformers' own loop
     reason: str | None = None  # why it is no tree
-    test: Callable[[], str | None] | None = None  # what is wrong with linear drafts, to be found out before the first
 
 
 def check(model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
@@ -69,7 +67,7 @@ def plan(
     unlike = training_obstacle(model)
     if unlike is not None:
         return Routed("plain", f"{traits.name} {unlike}")
-    found = _route(model, traits, later=isinstance(cache, DynamicCache))
+    found = _route(model, traits)
     if found.route == "chain" and traits.is_sharded:
         return Routed("plain", f"{found.reason}; linear drafts are not told to the ranks of a sharded model")
     way, why = found.route, found.reason
@@ -81,7 +79,7 @@ def plan(
         obstacle = tree_obstacle(model, traits, input_ids, model_kwargs, cache, room)
     if obstacle is not None:
         return Routed("plain", obstacle if why is None else f"{why}; {obstacle}")
-    if way == "chain":
+    if way == "chain" or scanned_layers(model, traits.config):
         check_cache_of_linear(traits, cache, len(input_ids))
     else:
         check_cache_of_trees(traits, cache, len(input_ids), input_ids.shape[1] + room - 1)
@@ -97,14 +95,13 @@ def route(
     return found.route, found.reason
 
 
-def _route(model: PreTrainedModel, traits: ModelTraits, *, tested: bool = False, later: bool = False) -> Routed:
-    """:func:`route`; the test can be left for ``later``."""
+def _route(model: PreTrainedModel, traits: ModelTraits, *, tested: bool = False) -> Routed:
     step = replaced_step(model)
     if step is not None:
         return Routed("plain", f"{traits.name}.{step} was replaced, and only plain passes are sure to follow it")
     if traits.attention == "flex_attention" and traits.device.type == "cpu":
         return Routed("plain", f"on a CPU flex_attention compiles a kernel for every shape of a tree; {_SWITCH}")
-    why = no_tree(model, traits)
+    why = no_tree(model, traits) or _lost_states(model, traits)
     if why is None:
         return Routed("tree")
     if traits.is_encoder_decoder:
@@ -112,12 +109,15 @@ def _route(model: PreTrainedModel, traits: ModelTraits, *, tested: bool = False,
     known = not tested and is_on_record(model, traits, "chain")
     if not (known or tested) and is_on_record(model, traits, "plain"):
         return Routed("plain", recorded(model)[0]["reason"])
-    error, test = linear_obstacle(model, traits, known), None
-    if error is None and not known:
-        test = partial(linear_error, model, traits)
-        if not later or is_judged(model, traits):
-            error, test = test(), None
-    return Routed("chain", why, test) if error is None else Routed("plain", f"{why}, and {error}")
+    error = linear_obstacle(model, traits, known) or (None if known else linear_error(model, traits))
+    return Routed("chain", why) if error is None else Routed("plain", f"{why}, and {error}")
+
+
+def _lost_states(model: PreTrainedModel, traits: ModelTraits) -> str | None:
+    """Why the states of a model do not follow a tree, by its self-test; None = they do, or there are none."""
+    if not scanned_layers(model, traits.config) or is_on_record(model, traits) or tree_error(model, traits) is None:
+        return None
+    return f"{traits.name} has recurrent layers, and by its self-test a recurrent state cannot follow a tree"
 
 
 def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:
@@ -170,8 +170,9 @@ def no_tree(model: PreTrainedModel, traits: ModelTraits) -> str | None:
     # Some hybrid classes can be configured without a recurrent layer; then the class flag says nothing.
     only_attention = bool(kinds) and all("attention" in kind for kind in kinds)
     if recurrent or (traits.is_stateful and not only_attention):
+        why = unscanned(model, traits)
         what = f"layers of type {', '.join(recurrent)}" if recurrent else "recurrent layers"
-        return f"{name} has {what}, and a recurrent state cannot follow a tree"
+        return None if why is None else f"{name} has {what}, and {why}"
     if traits.is_encoder_decoder:
         return own_steps(model)
     if traits.counts_slots and overrides_for(model):

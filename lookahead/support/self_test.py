@@ -16,7 +16,7 @@ from lookahead._per_model import PerModel
 from lookahead.models.code_safety import steps_of
 from lookahead.models.compat import MODEL_ERRORS
 from lookahead.models.conformance import modified, recorded_routes, recorded_version, unrecorded
-from lookahead.models.families.mamba2 import bound_error
+from lookahead.models.families.scans import bound_error, scanned_layers
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.host_reads import Draws
@@ -53,11 +53,6 @@ def layers_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
 def linear_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
     """Error in a model's way of continuing a cached state with several tokens; None = none."""
     return _remembered("linear", model, traits, linear_verdict)
-
-
-def is_judged(model: PreTrainedModel, traits: ModelTraits) -> bool:
-    """True if :func:`linear_error` is known without any pass."""
-    return _key("linear", model, traits) in _verdicts.of(model)
 
 
 def is_on_record(model: PreTrainedModel, traits: ModelTraits, route: str = "tree") -> bool:
@@ -189,9 +184,28 @@ def tree_verdict(model: PreTrainedModel, traits: ModelTraits, drafts: bool = Fal
         ), True
     if padded is None or model.training or drafts:
         return None, True
+    if scanned_layers(model, traits.config) and not _keeps_states(model, traits, prompt[:2], trees[0], right):
+        return f"{traits.name} does not go on from the states behind a kept branch. Drop use_lookahead.", True
     second = [0, 1 + len(left)]  # the root, and the second branch's first node
     scores = torch.stack([both, padded])[:, second]
     return _fallback_error(model, traits, prompt[[0, -1]], [word[4], right[0]], scores), True
+
+
+def _keeps_states(
+    model: PreTrainedModel, traits: ModelTraits, prompt: Tensor, tree: TokenTree, kept: list[int]
+) -> bool:
+    """Whether a pass behind a ``kept`` branch of a ``tree``, its last, says what plain passes say. The second of two
+    sequences is padded on the left."""
+    inputs, path = _padded_last(model, prompt), Path([0, len(tree) - len(kept)], kept[:2])
+    try:
+        with bare_model(model, prompt, 16, **inputs) as view:
+            view.forward([tree, tree])
+            view.keep([path, path])
+            found = view.forward([TokenTree(kept[1])] * 2).logits[:, 0].float()
+    except MODEL_ERRORS:
+        return False
+    plain = stepwise(model, prompt, [tree.tokens[0], *kept], **inputs)[:, -1]
+    return (_apart(found, plain) or 0.0) <= _allowed(traits.dtype)
 
 
 def _padded_last(model: PreTrainedModel, prompt: Tensor) -> dict[str, Any]:

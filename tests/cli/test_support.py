@@ -53,7 +53,7 @@ def saved(config: Any, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "route", "architecture"),
-    [("qwen3_next", "chain", "Qwen3NextForCausalLM"), ("jamba", "plain", "JambaForCausalLM")],
+    [("zaya", "chain", "ZayaForCausalLM"), ("jamba", "plain", "JambaForCausalLM")],
 )
 def test_support_of_a_recurrent_config(name: str, route: str, architecture: str, tmp_path: Path) -> None:
     """No state can be continued without weights: what was found for the class has the say."""
@@ -67,7 +67,7 @@ def test_support_of_a_recurrent_config(name: str, route: str, architecture: str,
 def test_support_of_a_config_that_is_not_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is claimed where nothing is known."""
     monkeypatch.setattr(importlib.import_module("lookahead.cli.support"), "recorded", lambda _: [])
-    status, facts = told(saved(hybrid("lfm2").config, tmp_path))
+    status, facts = told(saved(hybrid("zaya").config, tmp_path))
     assert (status, facts["route"]) == (0, "unknown")
     assert "does not have this class, and there are no weights for the self-test" in facts["checked"]
 

@@ -143,4 +143,4 @@ def test_several_tokens_never_take_less_time_than_one() -> None:
 def test_text_that_repeats_is_drafted(step: float, least: float) -> None:
     """Wherever a fixed draft would pay, also where several tokens cost three times as much as one."""
     strategy = Lookahead(tuning=curve(0.02, step=step), seed=1)
-    assert drafted(counting_hybrid("qwen3_next"), strategy, max_new_tokens=60).mean_acceptance_length >= least
+    assert drafted(counting_hybrid("zaya"), strategy, max_new_tokens=60).mean_acceptance_length >= least

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.hybrids import CHAIN, hybrid
+from helpers.hybrids import hybrid
 from helpers.medusa import counting
 from helpers.models import counting_model, fresh_model, prompts, tiny_model
 from helpers.refusals import refuses
@@ -148,7 +148,7 @@ def test_a_plan_says_all_that_follows_from_the_arguments() -> None:
     assert found.wants.top_k and not found.wants.taps
     slower = plan(tiny_model("llama_eager"), Lookahead(static=True))
     assert (slower.traces, slower.packs) == (False, False)
-    chain, training = plan(hybrid(next(iter(CHAIN)))), plan(fresh_model("gpt2", attn_pdrop=0.1).train())
+    chain, training = plan(hybrid("zaya")), plan(fresh_model("gpt2", attn_pdrop=0.1).train())
     assert chain.route == "chain" and "recurrent" in str(chain.reason)
     assert training.route == "plain" and "training mode" in str(training.reason)
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -159,7 +159,7 @@ def test_refusals_come_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) 
     for name in ("borrowed", "open_tree", "LinearModel", "CallGroup", "Upgrades"):
         monkeypatch.setattr(session, name, lambda *_, **__: pytest.fail("made"))
     refused: list[tuple[Any, DraftStrategy, str]] = [
-        (hybrid(next(iter(CHAIN))), Lookahead(static=True), "static=True cannot be used"),
+        (hybrid("zaya"), Lookahead(static=True), "static=True cannot be used"),
         (tiny_model("llama"), Lookahead(parallel="lookahead", static=True), "static=True has passes of its own"),
         (tiny_model("llama"), Lookahead(parallel="lookahead"), "torch.distributed is not initialised"),
     ]

@@ -147,7 +147,7 @@ def test_prompts_of_which_few_hidden_states_are_seen() -> None:
     assert [output.stats.steps for output in outputs] == [9, 9, 9]
 
 
-@pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
+@pytest.mark.parametrize("family", ["mamba2", "zaya"])
 def test_a_recurrent_model_is_given_one_branch(family: str) -> None:
     model = hybrid(family)
     head = random_head(hidden_size=48)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from helpers.models import F32, SIZES, VOCAB, initialised, judged
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, Cache
 
 _DENSE = SIZES | {"hidden_size": 48}
 _MOE = {name: value for name, value in _DENSE.items() if name != "intermediate_size"}
@@ -85,7 +85,13 @@ CHAIN: dict[str, dict[str, Any]] = {
     "lfm2_moe": _DENSE | _CONV | _EXPERTS | {"num_dense_layers": 1},
     "lfm3": _DENSE | _CONV | {"head_dim": 8},
 }
-CROPPED = {"lfm2", "lfm2_moe", "lfm3", "inkling", "inkling2"}
+# Which take trees: gated delta rules, Mamba-2 beside keys, convolutions.
+SCANNED = {"qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear", "bailing_hybrid"}
+SCANNED |= {"granitemoehybrid", "bamba", "nemotron_h", "falcon_h1", "zamba2"} | {"lfm2", "lfm2_moe", "lfm3"}
+if not hasattr(Cache, "get_conv_state"):  # older versions, where these two write to the state in passes over one token
+    SCANNED -= {"kimi_linear", "bailing_hybrid"}
+# No known scans, or no keys beside them: tokens of a draft that is cut short are fed again.
+REPLAYED = CHAIN.keys() - SCANNED - {"inkling", "inkling2"}
 
 # transformers' own continuation with several tokens is not that with one token after the other, or there is none.
 PLAIN: dict[str, dict[str, Any]] = {

@@ -46,7 +46,7 @@ def test_what_the_class_says() -> None:
 def test_classes() -> None:
     """A class that several families share answers with that of the config; subclasses are what they are made of."""
     assert recorded_routes(fresh_model("llama")) == {"tree"}
-    assert recorded_routes(hybrid("qwen3_next")) == {"chain"}
+    assert recorded_routes(hybrid("zaya")) == {"chain"}
     assert recorded_routes(hybrid("mamba")) == {"plain"}
     (found,) = recorded(seq2seq_model("bart"))
     assert (found["kind"], found["architecture"]) == ("encoder-decoder", "BartForConditionalGeneration")
@@ -66,4 +66,4 @@ def test_text_configs(text: str) -> None:
     model: Any = fresh_model("llama")
     model.__class__ = type("Unknown", (transformers.PreTrainedModel,), {})
     model.config.model_type = text
-    assert recorded_routes(model) == ({"chain"} if text == "qwen3_5_text" else set())
+    assert recorded_routes(model) == ({"tree"} if text == "qwen3_5_text" else set())

@@ -303,12 +303,13 @@ def test_nothing_stays_of_a_call_that_fails(way: str, alive: list[weakref.ref[An
 
 
 def test_nothing_stays_of_other_routes(alive: list[weakref.ref[Any]]) -> None:
-    """Medusa's heads, linear drafts, decoders of encoder-decoder models, and texts that end in plain passes."""
+    """Medusa's heads, states beside keys, linear drafts, encoder-decoder models, texts that end in plain passes."""
     model = tiny_model("llama")
     heads = random_heads(model)
     for strategy in (Medusa(heads), Medusa(heads, sources=("heads", "suffix"))):
         run(model, prompts(2), max_new_tokens=20, lookahead_strategy=strategy, **GREEDY)
-    run(hybrid("qwen3_next"), prompts(1), max_new_tokens=20, use_lookahead=True, **GREEDY)
+    for name in ("qwen3_next", "zaya"):
+        run(hybrid(name), prompts(1), max_new_tokens=20, use_lookahead=True, **GREEDY)
     run(seq2seq_model("bart"), sources("bart", 2), max_new_tokens=20, use_lookahead=True, **GREEDY)
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     bounded = fresh_model("llama", rope_parameters=rope, max_position_embeddings=24)

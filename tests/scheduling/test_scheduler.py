@@ -237,8 +237,10 @@ def test_what_cannot_share_passes_is_decoded_alone() -> None:
     assert tickets[1].result().tolist() == tickets[2].result().tolist() == greedy
 
 
-def test_models_without_trees_are_decoded_one_after_the_other() -> None:
-    check(hybrid("qwen3_next"), asked(3, longest=12), 3)
+@pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1", "lfm2", "zaya"])
+def test_recurrent_models(name: str) -> None:
+    """States join and leave with their rows, in trees; what takes one branch a pass is decoded alone."""
+    check(hybrid(name), asked(5, longest=12), 3)
 
 
 def test_refusals() -> None:

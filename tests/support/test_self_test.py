@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.hybrids import CHAIN, counting_hybrid, fresh_hybrid, hybrid, known
+from helpers.hybrids import CHAIN, SCANNED, counting_hybrid, fresh_hybrid, hybrid, known
 from helpers.models import F32, fresh_model, initialised, prompts, same_as_plain, tiny_model
 from helpers.refusals import Passes, refused, refuses, unchanged
-from transformers import LlamaForCausalLM, Qwen3NextForCausalLM
+from transformers import LlamaForCausalLM, Qwen3NextForCausalLM, ZayaForCausalLM
 
 from lookahead import Lookahead, LookaheadError
 from lookahead.models.names import CACHE
@@ -109,6 +109,14 @@ class StartsAnewInLongPasses(StartsAnew):
     most = 64
 
 
+class Unrecorded(ZayaForCausalLM):
+    """Somebody's own class, which does as it should."""
+
+
+class UnrecordedTree(Qwen3NextForCausalLM):
+    """Another."""
+
+
 class KeepsItsState(Qwen3NextForCausalLM):
     """Writes no state where several tokens continue one."""
 
@@ -132,18 +140,16 @@ def test_the_self_test_of_linear_drafts(kind: type[Qwen3NextForCausalLM]) -> Non
 
 @pytest.mark.parametrize("name", known(CHAIN))
 def test_the_self_test_of_linear_drafts_is_short(name: str, passes: Passes) -> None:
-    """As many passes as a few tokens take, also where several tokens take several times as long as one."""
+    """As many passes as a few tokens take, also where several tokens take several times as long as one; that of trees
+    goes on from a branch."""
     seen = passes(model := fresh_hybrid(name))
-    assert verdict(model)[0] == "chain"
-    assert len(seen) <= 10
-    assert sum(tokens > 1 for tokens in seen) <= 6
+    assert verdict(model)[0] == ("tree" if name in SCANNED else "chain")
+    assert len(seen) <= (10 if name in ("inkling", "inkling2", "mamba2", "zaya") else 16)
+    older = name not in SCANNED and name in ("kimi_linear", "bailing_hybrid")  # these are tried as trees first
+    assert sum(tokens > 1 for tokens in seen) <= (10 if older else 6)
 
 
-class Unrecorded(Qwen3NextForCausalLM):
-    """Somebody's own class, which does as it should."""
-
-
-def of_kind(kind: type[Qwen3NextForCausalLM], like: Any, dtype: torch.dtype = torch.float32) -> Any:
+def of_kind(kind: Any, like: Any, dtype: torch.dtype = torch.float32) -> Any:
     model = initialised(like.config, dtype=dtype, kind=kind)
     model.load_state_dict(like.state_dict())
     return model
@@ -154,37 +160,21 @@ def written(model: Any, tokens: int, **settings: Any) -> Any:
     return same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=tokens, **settings).stats
 
 
-def test_linear_drafts_are_tested_once_the_text_has_paid(passes: Passes) -> None:
-    """No pass of a test where nothing repeats; else one test, and then drafts."""
-    noise, loop = of_kind(Unrecorded, hybrid("qwen3_next")), of_kind(Unrecorded, counting_hybrid("qwen3_next"))
-    seen = passes(noise)
-    assert not written(noise, 60, do_sample=True, temperature=9.0).drafted
-    assert sum(tokens > 1 for tokens in seen) == 2, "the prompt's pass of each call"
-    seen = passes(loop)
-    first = written(loop, 200)
-    assert first.drafted
-    assert max(seen) > 64
-    assert seen.index(max(seen)) > 200 + 12, "plain decoding's call, and what the price takes"
-    assert written(loop, 40).mean_acceptance_length > 2.0, "the verdict is known"
-
-
 @pytest.mark.parametrize("kind", [StartsAnew, KeepsItsState])
-def test_drafts_of_a_model_that_fails_are_never_given(kind: type[Qwen3NextForCausalLM], passes: Passes) -> None:
-    """The call in which it is found out goes on without drafts, and later ones fall back."""
-    model = of_kind(kind, counting_hybrid("qwen3_next"))
-    seen = passes(model)
-    first = written(model, 200)
-    assert not first.drafted and not first.plain
-    assert max(seen) > 12, "it was tested"
-    (reason,) = written(model, 20).plain
-    assert "scores or states differ" in reason
+def test_drafts_of_a_model_that_fails_are_never_given(kind: type[Qwen3NextForCausalLM]) -> None:
+    """It is found out before its first call; one that does as it should is given drafts in it."""
+    (reason,) = written(of_kind(kind, counting_hybrid("qwen3_next")), 40).plain
+    assert "by its self-test a recurrent state cannot follow a tree" in reason and "scores or states differ" in reason
+    for name, own in (("qwen3_next", UnrecordedTree), ("zaya", Unrecorded)):
+        first = written(of_kind(own, counting_hybrid(name)), 60)
+        assert first.mean_acceptance_length > 1.5
 
 
 def test_coarse_numbers_of_an_unrecorded_class_take_no_pass_to_be_refused(
     passes: Passes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lookahead.support.self_test.recorded_routes", lambda _: set())
-    model = of_kind(Unrecorded, hybrid("qwen3_next"), torch.bfloat16)
+    model = of_kind(Unrecorded, hybrid("zaya"), torch.bfloat16)
     seen = passes(model)
     way, reason = route(model)
     assert way == "plain" and reason is not None and "in bfloat16" in reason

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lookahead.models.families.scans import Scans
 from lookahead.models.mask_rules import SLIDING
 from lookahead.runtime.scores import on_host
 
@@ -190,6 +191,7 @@ class Store:
         slots: with static shapes, where the pass writes, ``[node]``; None = at ``base`` and the slots after it.
         places: of all states, in the order in which they turned up.
         extent, allocate: how large buffers are to be, and where they come from; None = they are made.
+        scans: of recurrent layers in the last pass; None = there was none since the last was kept.
     """
 
     def __init__(self, types: Sequence[Hashable], on_host: bool) -> None:
@@ -204,6 +206,7 @@ class Store:
         self._expected: dict[tuple[Hashable, str], Hashable] = {}
         self.extent = Extent(0, 0)
         self.allocate: Allocate | None = None
+        self.scans: Scans | None = None
 
     def place(self, layer: int, name: str, states: Tensor, alike: int) -> Entry:
         """A free entry for a layer's states of this ``name``; ``alike`` of them a layer have their shape."""

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer, EncoderDecoderCache, StaticLayer
 
-from jacobi import LookaheadError
+from jacobi import LookaheadError, TokenTree
+from lookahead.models.families.scans import Scans
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.cache.buffers import Allocate, Extent, Store
 from lookahead.runtime.cache.layers import EMPTY_LAYERS, TreeLayer
+from lookahead.runtime.cache.states import StateLayer, keep_states, tree_layer, types_with_keys
 from lookahead.runtime.scores import send
 
 
@@ -27,20 +29,30 @@ class TreeCache(Cache):
     """The cache that tree forwards run on.
 
     Args:
-        types: of the model's layers, as far as they are known: layers of one type have states of one shape.
+        types: of the layers with keys, as far as they are known: layers of one type have states of one shape.
         n_layers: layers of the cache; None = as many as turn up.
         on_host: keys and values lie in the host's memory, wherever the layers compute.
+        kinds: of the layers in transformers' own cache, where some are recurrent.
 
     Attributes:
         lengths: slots that each sequence has filled.
+        states: the layers that have recurrent states.
     """
 
-    def __init__(self, types: Sequence[Hashable], n_layers: int | None = None, *, on_host: bool = False) -> None:
+    def __init__(
+        self,
+        types: Sequence[Hashable],
+        n_layers: int | None = None,
+        *,
+        on_host: bool = False,
+        kinds: Sequence[type] = (),
+    ) -> None:
         self._store = Store(types, on_host)  # which does not hold the layers: nothing here refers to itself
         if n_layers is None:
             super().__init__(layer_class_to_replicate=partial(TreeLayer, self._store))
         else:
-            super().__init__(layers=[TreeLayer(self._store) for _ in range(n_layers)])
+            super().__init__(layers=[tree_layer(kind, self._store) for kind in kinds or [object] * n_layers])
+        self.states = [layer for layer in self.layers if isinstance(layer, StateLayer)]
         self.lengths: list[int] = []
         self.on_host = on_host
 
@@ -61,7 +73,10 @@ class TreeCache(Cache):
         while self.layer_class_to_replicate is not None and len(self.layers) < len(cache.layers):
             self.layers.append(self.layer_class_to_replicate())
         for layer, source in zip(self.layers, cache.layers, strict=False):
-            length = 0 if isinstance(source, EMPTY_LAYERS) else int(source.get_seq_length())
+            if isinstance(layer, StateLayer):
+                layer.load(source)
+            has_keys = isinstance(layer, TreeLayer) and not isinstance(source, EMPTY_LAYERS)
+            length = int(source.get_seq_length()) if has_keys else 0
             if length == 0:
                 continue
             keys, values = source.keys, source.values
@@ -76,7 +91,8 @@ class TreeCache(Cache):
 
     def consolidate(self) -> None:
         """The prompt has been read: its last token counts as the one node of its pass, to be kept like any other."""
-        lengths = set[int]().union(*(layer.read.values() for layer in self.layers if layer.is_initialized))
+        keyed = [layer for layer in self.layers if isinstance(layer, TreeLayer)]
+        lengths = set[int]().union(*(layer.read.values() for layer in keyed if layer.is_initialized))
         if len(lengths) > 1:
             raise LookaheadError(
                 f"The layers of this model's cache hold {sorted(lengths)} slots: expected one number, that of the "
@@ -85,6 +101,8 @@ class TreeCache(Cache):
         if not lengths:
             raise LookaheadError("This model fills no key/value cache, so no tree can be verified. Drop use_lookahead.")
         self._store.settle()
+        for layer in self.states:
+            layer.settle()
         (length,) = lengths
         self._store.base, self.lengths = length - 1, [length - 1] * self._store.groups[0].buffer.shape[1]
 
@@ -106,6 +124,7 @@ class TreeCache(Cache):
 
     def keep(self, chosen: Sequence[Sequence[int]]) -> None:
         """Append slots ``base + node`` of the last pass to each sequence, for its ``chosen`` nodes, root first."""
+        keep_states(self._store, self.states, chosen)
         moves = [(row, *pair) for row, pairs in enumerate(self.advance(chosen)) for pair in pairs]
         if moves:
             places = np.array(moves).T
@@ -130,6 +149,11 @@ class TreeCache(Cache):
         targets of a sequence are equal, so are the sources. ``rows`` is ``[batch, 1]``, counting up from 0."""
         for group in self._store.groups:
             group.slots[rows, targets] = group.slots[rows, sources]
+
+    def scan(self, trees: Sequence[TokenTree]) -> Scans:
+        """The scans of a pass over ``trees``, one for each sequence."""
+        scans = self._store.scans = Scans.over(trees, self.states[0].device)
+        return scans
 
     def open_views(self, nodes: int) -> list[Tensor]:
         """Views that a pass over ``nodes`` nodes writes to, for all states as they turned up, then those it reads."""
@@ -183,6 +207,10 @@ class TreeCache(Cache):
         while len(cache.layers) < len(self.layers) and cache.layer_class_to_replicate is not None:
             cache.layers.append(cache.layer_class_to_replicate())
         for source, layer in zip(self.layers, cache.layers, strict=False):
+            if isinstance(source, StateLayer):
+                source.leave(layer, rows)
+            if not isinstance(source, TreeLayer):
+                continue
             if source.is_initialized:
                 _leave(source, layer, length, rows, on_host=cache.offloading)
             if move:
@@ -192,6 +220,7 @@ class TreeCache(Cache):
         """Hold nothing any more."""
         self._store.clear()
         self.layers.clear()
+        self.states.clear()
 
 
 def join(cache: TreeCache, other: TreeCache, most: int) -> None:
@@ -206,7 +235,9 @@ def join(cache: TreeCache, other: TreeCache, most: int) -> None:
         group.buffer[:, :here, :, cache.base : slots] = 0
         group.buffer[:, new, :, slots : cache.base] = 0
     for ours, theirs in zip(cache.layers, other.layers, strict=True):
-        for name, (group, entry) in ours.places.items():
+        if isinstance(ours, StateLayer):
+            ours.join(theirs)
+        for name, (group, entry) in getattr(ours, "places", {}).items():
             source, place = theirs.places[name]
             group.buffer[entry, new, :, :slots] = source.buffer[place, : len(other.lengths), :, :slots]
     cache.lengths += other.lengths
@@ -215,6 +246,8 @@ def join(cache: TreeCache, other: TreeCache, most: int) -> None:
 
 def repeat(cache: TreeCache, count: int) -> None:
     """Hold the only sequence of a cache ``count`` times."""
+    for layer in cache.states:
+        layer.pick([0] * count)
     for group in cache._store.groups:
         group.add_rows(count - 1, count)
         group.buffer[:, 1:] = group.buffer[:, :1]
@@ -223,6 +256,8 @@ def repeat(cache: TreeCache, count: int) -> None:
 
 def drop(cache: TreeCache, row: int) -> None:
     """Hold a sequence no more; the last one takes its place."""
+    for layer in cache.states:
+        layer.drop_row(row)
     for group in cache._store.groups:
         group.drop_row(row)
     cache.lengths[row] = cache.lengths[-1]
@@ -254,9 +289,11 @@ def _leave(source: TreeLayer, layer: Any, length: int, rows: slice, *, on_host: 
         layer.indexer_keys = states.clone()
 
 
-def empty_cache(traits: ModelTraits, *, on_host: bool) -> TreeCache:
-    """A cache for tree forwards."""
+def empty_cache(traits: ModelTraits, kinds: Sequence[type], *, on_host: bool) -> TreeCache:
+    """A cache for tree forwards, whose layers are of ``kinds`` (see :class:`TreeCache`)."""
     count = traits.config.num_hidden_layers
     types = getattr(traits.config, "layer_types", None) or [None] * count
     own = count - (getattr(traits.config, "num_kv_shared_layers", None) or 0)  # the others read another layer's states
-    return TreeCache(types[:own], None if traits.is_encoder_decoder else count, on_host=on_host)
+    return TreeCache(
+        types_with_keys(types[:own], kinds), None if traits.is_encoder_decoder else count, on_host=on_host, kinds=kinds
+    )

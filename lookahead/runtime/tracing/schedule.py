@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError, TokenTree
 from lookahead._per_model import MOST_KINDS, MOST_PASSES, PerModel
 from lookahead.models.conformance import modified, unrecorded
+from lookahead.models.families.scans import scanned_layers
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.open import Tracing
@@ -52,6 +53,8 @@ def _wrong_kind(model: PreTrainedModel, traits: ModelTraits) -> str | None:
         return "passes are traced on a CPU only"
     if traits.attention not in ("sdpa", "eager"):
         return f"{traits.attention} compiles kernels of its own"
+    if scanned_layers(model, traits.config):
+        return "its layers have recurrent states, which no trace is given"
     return unrecorded(model, traits, "tree")
 
 
