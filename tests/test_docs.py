@@ -11,6 +11,7 @@ import yaml
 import lookahead
 from lookahead import Jacobi, Lookahead
 from lookahead.medusa import Medusa
+from lookahead.runtime.quantised_layers import adds_exactly
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,6 +39,8 @@ def test_the_python_of_a_document_runs_from_top_to_bottom(
     names: dict[str, object] = {"__name__": "__main__"}
     try:
         for block in blocks:
+            if "lookahead.quantize(" in block and not adds_exactly():
+                continue  # there is no kernel for it here
             exec(compile(block, name, "exec"), names)
     finally:
         lookahead.restore_all()
