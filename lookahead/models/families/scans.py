@@ -96,10 +96,10 @@ class Scans:
         rows = torch.arange(len(last), device=last.device)
         moves = (last >= 0)[:, None, None, None]
         on = moves & self.seen.expand(len(last), -1, -1, -1)[rows, :, last][..., None]  # [batch, 1, node, 1]
-        for layer in self.layers:
-            off, stay = ~on.to(layer.sums.device), moves.to(layer.sums)
-            ends = layer.sums[rows, :, last][:, :, None] * stay
-            keys = layer.keys * (ends - layer.sums).masked_fill(off, -inf).exp()
+        for layer in self.layers:  # which may lie on several devices
+            row, node, moved, seen = (part.to(layer.sums.device) for part in (rows, last, moves, on))
+            ends = layer.sums[row, :, node][:, :, None] * moved
+            keys = layer.keys * (ends - layer.sums).masked_fill(~seen, -inf).exp()
             layer.state.copy_(layer.state * ends.exp().mT + keys.mT @ layer.added)
 
     def read(

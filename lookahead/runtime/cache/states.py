@@ -26,20 +26,14 @@ class StateLayer(LinearAttentionLayer):
         self._inputs: Tensor | None = None  # [batch, channel, place], the convolution's last; None = still to be read
         self._given = torch.empty(0)  # these, and behind them the last pass's
 
-    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        LinearAttentionLayer.lazy_initialization(self, **kwargs)
-
     def update_conv_state(self, conv_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Take the inputs ``[batch, channel, node]`` of a pass; each node's own last ones, ``[..., node, place]``."""
         if self._inputs is None:
             return super().update_conv_state(conv_states, *args, **kwargs)
-        self._given = torch.cat([self._inputs, conv_states], dim=-1)
-        return self._windows(self._inputs.shape[-1])
-
-    def _windows(self, size: int) -> Tensor:
         assert self._store.scans is not None
+        self._given, size = torch.cat([self._inputs, conv_states], dim=-1), self._inputs.shape[-1]
+        windows = size + self._store.scans.inputs(size).to(self._given.device)  # [batch, node, place]
         rows = torch.arange(len(self._given), device=self._given.device)
-        windows = size + self._store.scans.inputs(size).to(rows.device)  # [batch, node, place]
         return self._given.transpose(1, 2)[rows[:, None, None], windows].permute(0, 3, 1, 2)
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -56,9 +50,12 @@ class StateLayer(LinearAttentionLayer):
     def keep(self, last: Tensor) -> None:
         """Keep the inputs up to the node ``last`` ``[batch]`` of each sequence; -1 = those that are here."""
         assert self._inputs is not None
-        rows, moves = torch.arange(len(last), device=last.device), (last >= 0)[:, None, None]
-        windows = self._windows(self._inputs.shape[-1])
-        self._inputs = torch.where(moves.to(windows.device), windows[rows, :, last], self._inputs)
+        assert self._store.scans is not None
+        last, size = last.to(self._given.device), self._inputs.shape[-1]
+        rows = torch.arange(len(last), device=last.device)
+        windows = size + self._store.scans.inputs(size).to(last.device)[rows, last]  # [batch, place]
+        moved = self._given.transpose(1, 2)[rows[:, None], windows].mT
+        self._inputs = torch.where((last >= 0)[:, None, None], moved, self._inputs)
 
     def load(self, layer: LinearAttentionLayer) -> None:
         """Start from what one of transformers' own holds, which is only read."""
