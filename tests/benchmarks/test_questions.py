@@ -133,6 +133,7 @@ def test_tokens_a_pass(loaded: tuple[Any, Any]) -> None:
     assert figures["texts"] == 2 and figures["S"] >= 1.0 and figures["nodes_per_pass"] > 0
 
 
+@pytest.mark.usefixtures("nodes_are_cheap")
 def test_medusa_takes_part(loaded: tuple[Any, Any], tmp_path: Path) -> None:
     """Untrained heads are the model's own output layer, which is enough to be raced."""
     MedusaHeads.for_model(loaded[0], 2).save_pretrained(tmp_path)
