@@ -18,8 +18,9 @@ from lookahead.generation.watch import Watcher, watching
 from lookahead.models.traits import ModelTraits
 from lookahead.registry import strategy_from
 from lookahead.runtime.attention import switched_attention
-from lookahead.scheduling.batch import Row, Rows
+from lookahead.scheduling.batch import Rows
 from lookahead.scheduling.requests import Ticket, prepared, why_alone
+from lookahead.scheduling.row import Row
 from lookahead.support import route as support
 from lookahead.support.call import check_mode
 
