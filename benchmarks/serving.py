@@ -153,7 +153,8 @@ def main(
                 asyncio.run(loaded(address, bodies_of(texts[:2], said), 1, None))  # warms up
                 for mode, level in watched(console, name, cases):
                     asked = [texts[number % len(texts)] for number in range(requests)]
-                    bodies = bodies_of(asked, said | {"temperature": MODES[mode].get("temperature", 0.0)})
+                    salt = {"cache_salt": f"{mode} {level}"} if name == "lookahead" else {}  # no load reads another's
+                    bodies = bodies_of(asked, said | salt | {"temperature": MODES[mode].get("temperature", 0.0)})
                     found, seconds = asyncio.run(loaded(address, bodies, level, rate))
                     row = {"server": name, "set": source, "mode": mode, "clients": level, "round": turn}
                     run.add("rows", [row | figures(found, seconds, tokenizer)])

@@ -81,7 +81,7 @@ def _outcomes(lines: list[Line], options: Batch) -> Generator[Outcome, None, Non
 
 def _answerer(options: Batch) -> Answerer:
     model, tokenizer = common.load_for(options)
-    settings = {"rows": options.rows, "conversations": options.conversations, "new_tokens": options.max_new_tokens}
+    settings = {"rows": options.rows, "prefix_mib": options.prefix_mib, "new_tokens": options.max_new_tokens}
     return Answerer(model, tokenizer, common.name_of(options), **settings)
 
 

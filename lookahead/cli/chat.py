@@ -16,7 +16,7 @@ from jacobi import LookaheadError, Step, TokenTree
 from lookahead.chat_format import context_of, render, sampling_of, turns
 from lookahead.cli import common
 from lookahead.cli.arguments import Chat
-from lookahead.generation.conversations import Conversations
+from lookahead.generation.prefixes import Prefixes
 from lookahead.generation.watch import Pass, watching
 from lookahead.models.names import CACHE
 from lookahead.patch import augment_all
@@ -113,7 +113,7 @@ class Talk:
     paces: dict[bool, list[float]] = field(default_factory=lambda: {True: [0, 0.0], False: [0, 0.0]})
 
     def __post_init__(self) -> None:
-        self._kept = Conversations(self.model, most=1)
+        self._kept = Prefixes(self.model)
         self.begin(self.system)
 
     def begin(self, system: str | None) -> None:
@@ -145,7 +145,7 @@ class Talk:
                     **given,
                 )
             voice.stop()
-            self._kept.put(output.sequences[0].tolist(), cache)
+            self._kept.keep(output.sequences[0].tolist(), cache)
             stats = getattr(output, "stats", None)
         except KeyboardInterrupt:  # the cache is somewhere in the middle of a pass, and is not kept
             voice.stop(" [stopped]")

@@ -94,8 +94,8 @@ class ModelOptions(SourceOptions):
 class ServedOptions(ModelOptions):
     served_model_name: Annotated[str | None, Option(help="What requests call the model. Default: its folder.")] = None
     max_new_tokens: AnswerTokensOption = 1024
-    conversations: Annotated[int, Option(min=0, help="KV caches kept for conversations and common prefixes.")] = 4
-    rows: Annotated[int, Option(min=1, help="Answers that are written at a time, which share passes.")] = 8
+    prefix_mib: Annotated[int, Option(min=0, help="Kept for texts with a common beginning.")] = 1024
+    rows: Annotated[int, Option(min=1, help="Answers that are written at a time, which share passes.")] = 16
     replicas: Annotated[int, Option(min=0, help="Processes with the model, on Ray; 0 = this process alone.")] = 0
 
 

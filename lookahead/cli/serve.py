@@ -60,7 +60,7 @@ def app_of(options: Serve) -> Any:
         client_timeout=options.client_timeout,
         special_tokens=options.special_tokens,
     )
-    names = ("api_key", "hosts", "template", "conversations", "rows")
+    names = ("api_key", "hosts", "template", "prefix_mib", "rows")
     settings: dict[str, Any] = {name: getattr(options, name) for name in names}
     settings |= {"memory": options.remember, "learn": options.learn and (options.memory or True)}
     made = application(model, tokenizer, common.name_of(options), strategy=strategy, limits=limits, **settings)

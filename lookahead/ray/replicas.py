@@ -92,7 +92,7 @@ class Scale:
 
     replicas: int = 2
     most: int | None = None
-    rows: int = 8
+    rows: int = 16
     queue: int = 32
     grace: float = 30.0
     resources: dict[str, Any] | None = None
@@ -203,7 +203,7 @@ def answered(
     make: Callable[[], Answerer],
     lines: Sequence[Line],
     replicas: int,
-    rows: int = 8,
+    rows: int = 16,
     resources: dict[str, Any] | None = None,
 ) -> Iterator[Outcome]:
     """Outcomes of requests, in the order in which tasks end. A task whose replica dies is done again by another

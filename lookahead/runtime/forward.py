@@ -51,6 +51,7 @@ class Prompt:
     cache: Cache | None  # what comes before the prompt, and where the KV cache may be left; None = nothing
     new_tokens: int  # that follow at most
     spread: int = 0  # tokens by which the longest exceeds the shortest, where they are padded on the right
+    follows: bool = False  # the tokens are those behind the cache's alone
 
 
 class TreeForward:
@@ -128,7 +129,7 @@ class TreeForward:
         if isinstance(mask, Tensor) and mask.ndim == 2:
             return max(past, mask.shape[1])
         count = (self.prompt.input_ids if embeds is None or self.traits.is_encoder_decoder else embeds).shape[1]
-        return count if count > past else past + count
+        return count if count > past and not self.prompt.follows else past + count
 
     def load(self) -> None:
         """Take over what comes before the prompt."""

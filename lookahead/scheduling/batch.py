@@ -15,13 +15,15 @@ from lookahead.draft.planner import Planner
 from lookahead.draft.strategy import DraftStrategy
 from lookahead.generation.curves import curve_of
 from lookahead.generation.memories import recall
+from lookahead.generation.prefixes import Prefixes
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.open import open_shared
 from lookahead.runtime.packed_layers import Invariance, Packed
 from lookahead.runtime.session import kernels
 from lookahead.runtime.tracing.schedule import Upgrades, faster_passes
 from lookahead.runtime.tree import TreeModel
-from lookahead.scheduling.prompts import groups, read
+from lookahead.scheduling.parts import PromptParts
+from lookahead.scheduling.prompts import MOST_TOKENS, Asked, groups, read
 from lookahead.scheduling.row import Row, decide_together
 from lookahead.strategies.automatic import AutomaticStrategy
 
@@ -35,10 +37,15 @@ class Rows:
 
     Attributes:
         held: they themselves, in the order of the passes' rows.
+        unread: those whose prompts are still to be read, in the order in which they came.
     """
 
-    def __init__(self, model: PreTrainedModel, traits: ModelTraits, most: int, *, traces: bool, pack: bool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, traits: ModelTraits, most: int, prefixes: Prefixes, *, traces: bool, pack: bool
+    ) -> None:
         self.held: list[Row] = []
+        self.unread: list[Row] = []
+        self._prefixes, self._parts = prefixes, PromptParts(prefixes)
         self._model, self._traits, self._most = model, traits, most
         on_cpu = traits.device.type == "cpu"
         self._traced, self._packs = traces and on_cpu, pack and on_cpu
@@ -60,29 +67,42 @@ class Rows:
         recall(kept, self._model, strategy)
         return kept
 
-    def read(self, rows: Sequence[Row]) -> None:
-        """Let rows read their prompts, several in a pass, and join the others."""
+    def read(self) -> None:
+        """Let rows read their prompts and join the others: the shortest first, and before those that write go on, as
+        many as fill a pass. A prompt that is longer is read in parts, each before another pass."""
+        left = MOST_TOKENS
         with kernels():
-            for group in groups([row.asked for row in rows]):
-                self._read_or_end([rows[at] for at in group])
+            waiting = self._parts.read_long(self.unread, self.leave)
+            while left > 0 and (rows := [row for row in self.unread if row not in waiting]):
+                asked = [self._parts.asked(row) for row in rows]
+                group = min(groups(asked), key=lambda group: max(asked[at].length for at in group))
+                rows, asked = [rows[at] for at in group], [asked[at] for at in group]
+                common = self._parts.common(rows, asked)
+                left -= sum(one.length for one in asked) if common is None else common.length
+                if common is None or not self._parts.read(rows[0], common, self.leave):
+                    self._read_or_end(rows, asked)
 
-    def _read_or_end(self, rows: Sequence[Row]) -> None:
+    def _read_or_end(self, rows: Sequence[Row], asked: Sequence[Asked]) -> None:
         try:
-            self._read(rows)
+            self._read(rows, asked)
         except Exception as error:
             if len(rows) == 1:
-                rows[0].end(error=error)
+                self.leave(rows[0], error)
                 return
-            for row in rows:  # which may have to answer for it
-                self._read_or_end([row])
+            for row, one in zip(rows, asked, strict=True):  # which may have to answer for it
+                self._read_or_end([row], [one])
 
-    def _read(self, rows: Sequence[Row]) -> None:
+    def _read(self, rows: Sequence[Row], asked: Sequence[Asked]) -> None:
         """Read prompts in one pass, and let their rows begin; what reading raises is raised before any has joined."""
         begin = perf_counter()
-        view, scores = read([row.asked for row in rows])
+        view, scores = read(asked, self._prefixes)
+        for at, (row, one) in enumerate(zip(rows, asked, strict=True)):
+            self._parts.begin(row, one)
+            self._parts.keep(row, view, at)
         prefill_ms = since_ms(begin)
         shared, joined = self._joined(view, rows[0].plan.bits.limits), len(self.held)
         self.held += rows
+        self.unread = [row for row in self.unread if row not in rows]
         self._changed = True
         for at, row in enumerate(rows, joined):
             row.join(shared, at, self._curve)
@@ -175,12 +195,17 @@ class Rows:
 
     def leave(self, row: Row, error: Exception | None = None) -> None:
         """It is written, or ends with an error; the last row takes its place."""
+        if row in self.unread:
+            self.unread.remove(row)
+            row.end(error=error)
+            return
         view, at = self._view, self.held.index(row)
         assert view is not None  # there is a row
         output = None
         if error is None:
             try:
                 output = row.output(lambda cache: view.store(cache, at))
+                self._parts.keep(row, view, at)
             except Exception as failure:
                 error = failure
         self.held[at] = self.held[-1]
@@ -198,6 +223,6 @@ class Rows:
 
     def rest(self) -> None:
         """Give back what was borrowed, if nothing is written any more."""
-        if not self.held:
+        if not (self.held or self.unread):
             self._memory = None
             self._busy.close()

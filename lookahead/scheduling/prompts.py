@@ -12,14 +12,15 @@ passes that write, so that what a cache holds of it already, and by which parts 
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from jacobi import Path, Scores, TokenTree, Wants
 from lookahead.generation.call import Call
+from lookahead.generation.prefixes import BLOCK, KeptBlock, Prefixes
 from lookahead.models.families.scans import scanned_layers
 from lookahead.models.output_layer import MOST_LOGITS
 from lookahead.runtime.forward import Prompt
@@ -28,25 +29,28 @@ from lookahead.runtime.packed_layers import Invariance, Packed
 from lookahead.runtime.scores import prompt_scores
 from lookahead.runtime.tree import TreeModel
 
-_MOST_TOKENS = 512  # of one pass: so many keep a device busy, and the first texts begin before the last
+MOST_TOKENS = 512  # of one pass: so many keep a device busy, and the first texts begin before the last
 _MOST_PADDING = 0.25  # of them
+_Read = tuple[TreeModel, list[Scores]]
 _FED = 64  # tokens of a tree forward that reads a prompt in order: as many as linear layers are given at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request whose prompt is to be read. At most ``new_tokens`` follow; ``names`` are those of its arguments;
-    ``limits`` as a plan has them."""
+    ``limits`` as a plan has them. ``past`` holds how the text begins, as far as that is known."""
 
     call: Call
     wants: Wants
     new_tokens: int
     names: frozenset[str]
     limits: Invariance | None = None
+    past: tuple[KeptBlock, ...] = ()
 
     @property
     def length(self) -> int:
-        return int(self.call.input_ids.shape[1])
+        """Tokens that are to be read."""
+        return int(self.call.input_ids.shape[1]) - BLOCK * len(self.past)
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -60,73 +64,89 @@ class Asked:
         return self.limits is not None and whole and "position_ids" not in self.names
 
     @property
-    def kind(self) -> Hashable:
-        """Prompts of one kind can be read together; None = this one is read alone."""
+    def begins(self) -> bool:
+        """Whether it is tokens from the first on, and nothing else, so that they alone say what a cache holds."""
         call = self.call
         past = 0 if call.cache is None else int(call.cache.get_seq_length())
-        given = {name: value for name, value in call.kwargs.items() if name != "position_ids" and value is not None}
-        if past or reads_in_chunks(call.config) or "position_ids" in self.names:
+        given = [value for name, value in call.kwargs.items() if name != "position_ids"]
+        told = any(isinstance(value, Tensor) for value in given) or "position_ids" in self.names
+        return not (past or told or reads_in_chunks(call.config))
+
+    @property
+    def kind(self) -> Hashable:
+        """Prompts of one kind can be read together; None = this one is read alone."""
+        if not self.begins:
             return None
-        if any(isinstance(value, Tensor) for value in given.values()):
-            return None
-        return self.wants, tuple(sorted(given.items())), self.text if self.in_order else None
+        given = {name: each for name, each in self.call.kwargs.items() if name != "position_ids" and each is not None}
+        return self.wants, tuple(sorted(given.items())), bool(self.past) or (self.text if self.in_order else None)
 
 
-def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
+def read(asked: Sequence[Asked], prefixes: Prefixes) -> _Read:
     """Read prompts of one kind, or one for all that ask it; the model's view of them, and what it says of each."""
     room, copies = max(one.new_tokens for one in asked), len(asked) if len({one.text for one in asked}) == 1 else 1
-    asked = asked[: len(asked) // copies]
-    longest = max(asked, key=lambda one: one.length)
-    if longest.in_order:
-        return _read_in_order(longest, room, copies)
-    call, wants = longest.call, longest.wants
-    tokens = _scored(wants, len(asked))
-    behind = [longest.length - one.length for one in asked]
-    kwargs: dict[str, Any] = dict(call.kwargs)
-    positions = kwargs.get("position_ids")
-    if isinstance(positions, Tensor):
-        kwargs["position_ids"] = positions.expand(len(asked), -1)
-    # A shorter prompt has its last token again and again behind it.
-    texts = [one.call.input_ids[0] for one in asked]
-    ids = torch.stack([torch.cat([ids, ids[-1:].expand(count)]) for ids, count in zip(texts, behind, strict=True)])
-    prompt = Prompt(ids, call.config, kwargs, call.cache, room, spread=max(behind))
-    view = open_tree(call.model, call.traits, prompt, None, replace(wants, prompt_top_k=tokens), static=False)
-    try:
-        logits, layout = view.read(), view.forward_pass.layout
-        layout.keep_prompts(behind)
-        ends = [logits.shape[1] - padding for padding in behind]
-        parts = [logits[row : row + 1, max(0, end - tokens) : end] for row, end in enumerate(ends)]
-        scores = [prompt_scores(part, wants.top_k) for part in parts]
-        if copies > 1:
-            layout.repeat(copies)
-        return view, scores * copies
-    except BaseException:
-        view.close()
-        raise
-
-
-def _read_in_order(one: Asked, room: int, copies: int) -> tuple[TreeModel, list[Scores]]:
-    """The same of one prompt whose numbers depend on its text alone: all but its first token by tree forwards."""
-    call, text, tokens = one.call, one.text, _scored(one.wants, 1)
-    past = 0 if call.cache is None else int(call.cache.get_seq_length())
-    kwargs = {name: value for name, value in call.kwargs.items() if not isinstance(value, Tensor)}
-    prompt = Prompt(call.input_ids[:, :1] if past == 0 else call.input_ids, call.config, kwargs, call.cache, room)
-    view = open_tree(call.model, call.traits, prompt, None, one.wants, static=False, packed=Packed({}, one.limits))
-    try:
-        found = [view.read(prompt=not past)]
-        view.forward_pass.layout.keep_prompts([0])
-        for start in range(max(past, 1), len(text), _FED):
-            part = text[start : start + _FED]
-            found.append(view.forward([TokenTree.chain(part[0], part[1:])]).logits)
-            view.keep([Path(list(range(len(part))), [0] * len(part))])
-        ends = torch.cat([logits[:, -tokens:] for logits in found if logits.numel()], 1)
-        scores = prompt_scores(ends[:, -tokens:], one.wants.top_k)
+    in_order = asked[0].in_order or len({one.past for one in asked}) > 1
+    with ExitStack() as failed:
+        reads = _read_in_order if in_order else _read_padded
+        view, scores = reads(asked[: len(asked) // copies], prefixes, room, failed)
         if copies > 1:
             view.forward_pass.layout.repeat(copies)
-        return view, [scores] * copies
-    except BaseException:
-        view.close()
-        raise
+        failed.pop_all()
+    return view, scores * copies
+
+
+def _read_padded(asked: Sequence[Asked], prefixes: Prefixes, room: int, failed: ExitStack) -> _Read:
+    """The same in one pass, as plain decoding reads them."""
+    longest = max(asked, key=lambda one: one.length)
+    call, wants, known = longest.call, longest.wants, BLOCK * len(longest.past)
+    tokens = _scored(wants, len(asked))
+    behind = [longest.length - one.length for one in asked]
+    cache, kwargs = prefixes.cache(longest.past, len(asked)) if known else call.cache, dict(call.kwargs)
+    positions = kwargs.get("position_ids")
+    if isinstance(positions, Tensor):
+        kwargs["position_ids"] = positions[:, known : known + longest.length].expand(len(asked), -1)
+    # A shorter prompt has its last token again and again behind it.
+    texts = [one.call.input_ids[0, known:] for one in asked]
+    ids = torch.stack([torch.cat([ids, ids[-1:].expand(count)]) for ids, count in zip(texts, behind, strict=True)])
+    prompt = Prompt(ids, call.config, kwargs, cache, room, spread=max(behind), follows=known > 0)
+    view = open_tree(call.model, call.traits, prompt, None, replace(wants, prompt_top_k=tokens), static=False)
+    failed.callback(view.close)
+    logits = view.read()
+    view.forward_pass.layout.keep_prompts(behind)
+    ends = [logits.shape[1] - padding for padding in behind]
+    parts = [logits[row : row + 1, max(0, end - tokens) : end] for row, end in enumerate(ends)]
+    return view, [prompt_scores(part, wants.top_k) for part in parts]
+
+
+def _read_in_order(asked: Sequence[Asked], prefixes: Prefixes, room: int, failed: ExitStack) -> _Read:
+    """The same by tree forwards: of one prompt, so that its numbers depend on its text alone, all but the first token,
+    and of several what is behind their known beginnings."""
+    opened = [_begun(one, prefixes, room, failed) for one in asked]
+    view, texts, found = opened[0][0], [text for _, text, _ in opened], [logits for *_, logits in opened]
+    for other, *_ in opened[1:]:
+        view.join(other, len(asked))
+    tokens = _scored(asked[0].wants, len(asked))
+    while any(texts):
+        parts, texts = [text[:_FED] for text in texts], [text[_FED:] for text in texts]
+        logits = view.forward([TokenTree.chain((*part, 0)[0], part[1:]) for part in parts]).logits
+        view.keep([Path(list(range(len(part))), [0] * len(part)) for part in parts])
+        for row, part in enumerate(parts):  # one that is read already has a node that is not kept
+            behind = logits[row : row + 1, : len(part)]
+            found[row] = torch.cat([found[row], behind], 1)[:, -tokens:] if found[row].numel() else behind[:, -tokens:]
+    return view, [prompt_scores(ends[:, -tokens:], asked[0].wants.top_k) for ends in found]
+
+
+def _begun(one: Asked, prefixes: Prefixes, room: int, failed: ExitStack) -> tuple[TreeModel, tuple[int, ...], Tensor]:
+    """A view that holds what is known of a text, or its first token; what is still to be read, and logits so far."""
+    call, cache = one.call, prefixes.cache(one.past) if one.past else one.call.cache
+    past = 0 if cache is None else int(cache.get_seq_length())
+    kwargs = {name: value for name, value in call.kwargs.items() if not isinstance(value, Tensor)}
+    prompt = Prompt(call.input_ids[:, :1] if past == 0 else call.input_ids, call.config, kwargs, cache, room)
+    packed = None if one.limits is None else Packed({}, one.limits)
+    view = open_tree(call.model, call.traits, prompt, None, one.wants, static=False, packed=packed)
+    failed.callback(view.close)
+    logits = view.read(prompt=not past)
+    view.forward_pass.layout.keep_prompts([0])
+    return view, one.text[max(past, 1) :], logits
 
 
 def _scored(wants: Wants, prompts: int) -> int:
@@ -162,7 +182,6 @@ def _fit(asked: Sequence[Asked]) -> bool:
     """Whether prompts, in rising order of their lengths, are read in one pass."""
     shortest, longest, wants = asked[0].length, asked[-1].length, asked[0].wants
     tokens = len(asked) * longest
-    padding = tokens - sum(one.length for one in asked)
-    scored = len(asked) * (longest - shortest + _scored(wants, len(asked)))
-    few = tokens <= _MOST_TOKENS and scored * asked[0].call.traits.vocab_size <= MOST_LOGITS
-    return few and padding <= _MOST_PADDING * tokens
+    scored = min(_FED, longest) if asked[0].past else longest - shortest + _scored(wants, len(asked))
+    few = tokens <= MOST_TOKENS and len(asked) * scored * asked[0].call.traits.vocab_size <= MOST_LOGITS
+    return few and tokens - sum(one.length for one in asked) <= _MOST_PADDING * tokens

@@ -1,6 +1,7 @@
 """What a scheduler is asked, prepared as ``generate`` prepares it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from lookahead.models.names import CACHES
 from lookahead.models.traits import boundary
 
 
+@dataclass(eq=False, repr=False)
 class Ticket:
     """A request of a :class:`lookahead.scheduling.Scheduler`, and what becomes of it.
 
@@ -24,15 +26,20 @@ class Ticket:
         strategy: how it drafts; None = plain decoding.
         seed: of what it draws; None = it does not draw.
         watcher: is told of every pass in which it wrote.
+        salt: only requests of the same one share kept beginnings with it.
+        cached: tokens of the prompt that were known when it was read; None = it has not been.
     """
 
-    def __init__(
-        self, inputs: Mapping[str, Any], strategy: Strategy | None, seed: int | None, watcher: Watcher | None
-    ) -> None:
-        self.inputs, self.strategy, self.seed, self.watcher = dict(inputs), strategy, seed, watcher
-        self.cancelled = self.done = False
-        self._output: Any = None
-        self._error: BaseException | None = None
+    inputs: dict[str, Any]
+    strategy: Strategy | None
+    seed: int | None
+    watcher: Watcher | None
+    salt: str | None = None
+    cached: int | None = None
+    cancelled: bool = False
+    done: bool = False
+    _output: Any = None
+    _error: BaseException | None = None
 
     def cancel(self) -> None:
         """End it before its next pass, or leave it out where it has not begun; :meth:`result` then is an error."""

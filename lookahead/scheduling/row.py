@@ -40,6 +40,7 @@ class Row(CallGroup):
 
     Attributes:
         ticket: what was asked.
+        asked: what its prompt's pass is given and wanted for.
         seat: its place in the shared passes.
         error: what it has failed with; None = it goes on.
     """
@@ -50,6 +51,7 @@ class Row(CallGroup):
         if plan.bits.limits is not None:  # its prompt is not read as plain decoding reads it
             plan = replace(plan, bits=plan.bits.repeatable())
         sequences = plan.call.sequences()
+        self.asked = Asked(plan.call, plan.wants, plan.new_tokens, frozenset(ticket.inputs), plan.bits.limits)
         draws = None
         if plan.call.config.do_sample:  # without a seed by the next number of torch's own generator
             seed = int(torch.randint(0, 2**62, ()).item()) if ticket.seed is None else ticket.seed
@@ -59,13 +61,6 @@ class Row(CallGroup):
     @property
     def done(self) -> bool:
         return self.error is not None or self.verifier.done
-
-    @property
-    def asked(self) -> Asked:
-        """What its prompt's pass is given and wanted for."""
-        return Asked(
-            self.plan.call, self.plan.wants, self.plan.new_tokens, frozenset(self.ticket.inputs), self.plan.bits.limits
-        )
 
     def join(self, model: TreeModel, row: int, curve: Callable[[], StepTimes]) -> None:
         """Take a seat; the prompt is read, and the sequence is a ``row`` of the model's passes."""

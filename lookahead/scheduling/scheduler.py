@@ -1,11 +1,11 @@
 """The loop of many requests: sequences join while there is room, share passes, and leave as they end."""
 
 from collections import deque
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
@@ -14,11 +14,13 @@ from lookahead.generation import transformers_loop
 from lookahead.generation.call import Call
 from lookahead.generation.decode import decode
 from lookahead.generation.plan import assisted, plan_of
+from lookahead.generation.prefixes import Prefixes
 from lookahead.generation.watch import Watcher, watching
 from lookahead.models.traits import ModelTraits
 from lookahead.registry import strategy_from
 from lookahead.runtime.attention import switched_attention
 from lookahead.scheduling.batch import Rows
+from lookahead.scheduling.parts import behind_known
 from lookahead.scheduling.requests import Ticket, prepared, why_alone
 from lookahead.scheduling.row import Row
 from lookahead.support import route as support
@@ -45,6 +47,8 @@ class Scheduler:
         model: a model that lookahead supports; nothing else may decode on it meanwhile.
         rows: most requests in a pass.
         strategy: how requests are drafted that do not say it; None = :class:`lookahead.Lookahead`.
+        prefix_bytes: of keys and values that are kept, so that texts with a common beginning read it once, and long
+            prompts in parts; 0 = none.
 
     Raises:
         LookaheadError: ``rows`` is no number from 1 up, or the model cannot be decoded with lookahead.
@@ -58,7 +62,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, model: PreTrainedModel, rows: int = 8, strategy: Strategy | dict[str, Any] | None = None
+        self,
+        model: PreTrainedModel,
+        rows: int = 16,
+        strategy: Strategy | dict[str, Any] | None = None,
+        prefix_bytes: int = 0,
     ) -> None:
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
             raise LookaheadError(f"Scheduler(rows=) must be a whole number from 1 up: got {rows!r}.")
@@ -67,7 +75,8 @@ class Scheduler:
         self._traits = ModelTraits.of(model)
         support.check_model(model, self._traits)
         self._waiting: deque[Ticket] = deque()
-        self._rows = Rows(model, self._traits, rows, traces=self._strategy.traces, pack=self._strategy.pack)
+        self._prefixes, faster = Prefixes(model, prefix_bytes), self._strategy
+        self._rows = Rows(model, self._traits, rows, self._prefixes, traces=faster.traces, pack=faster.pack)
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +87,7 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Requests that are being written."""
-        return len(self._rows.held)
+        return len(self._rows.held) + len(self._rows.unread)
 
     @property
     def waiting(self) -> int:
@@ -94,6 +103,7 @@ class Scheduler:
         self,
         *,
         seed: int | None = None,
+        salt: str | None = None,
         watcher: Watcher | None = None,
         use_lookahead: bool = True,
         lookahead_strategy: Strategy | dict[str, Any] | None = None,
@@ -104,6 +114,7 @@ class Scheduler:
         Args:
             seed: with ``do_sample`` the text is the one after ``torch.manual_seed(seed)``; None = torch's own generator
                 gives a seed when the request begins.
+            salt: requests of another one share no kept beginnings with it.
             watcher: is called with a :class:`lookahead.generation.watch.Pass` for each pass of its own, as by
                 :func:`lookahead.watching`.
             use_lookahead: False = one token a pass.
@@ -119,7 +130,7 @@ class Scheduler:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise LookaheadError(f"seed must be a whole number or None: got {seed!r}.")
         given = self._strategy if lookahead_strategy is None else strategy_from(lookahead_strategy)
-        ticket = Ticket(inputs, given if use_lookahead else None, seed, watcher)
+        ticket = Ticket(inputs, given if use_lookahead else None, seed, watcher, salt)
         self._waiting.append(ticket)
         return ticket
 
@@ -132,11 +143,13 @@ class Scheduler:
     def step(self) -> bool:
         """Let requests join, and run one pass. False = there is nothing to do."""
         try:
-            for row in [row for row in self._rows.held if row.ticket.cancelled]:
+            for row in [row for row in [*self._rows.held, *self._rows.unread] if row.ticket.cancelled]:
                 self._rows.leave(row, LookaheadError("The request was cancelled."))
             while self._waiting and self.running < self._most:
-                self._begin_all([self._waiting.popleft() for _ in range(min(self.waiting, self._most - self.running))])
-            if self.running:
+                self._begin(self._waiting[0])
+                self._waiting.popleft()
+            self._rows.read()
+            if self._rows.held:
                 self._rows.step()
         finally:
             self._rows.rest()
@@ -145,27 +158,17 @@ class Scheduler:
     def close(self) -> None:
         """End what is not done: those results are errors."""
         error = LookaheadError("The scheduler was closed before this request was done.")
-        for row in list(self._rows.held):
+        for row in [*self._rows.held, *self._rows.unread]:
             self._rows.leave(row, error)
         while self._waiting:
             self._waiting.popleft().end(error=error)
         self._rows.rest()
 
-    def _begin_all(self, tickets: Sequence[Ticket]) -> None:
-        """Let requests join, their prompts read together. Those that an interrupt keeps from it wait again."""
-        try:
-            found = [self._begin(ticket) for ticket in tickets]
-            self._rows.read([row for row in found if row is not None])
-        except BaseException:
-            begun = {row.ticket for row in self._rows.held}
-            self._waiting.extendleft(ticket for ticket in reversed(tickets) if not (ticket.done or ticket in begun))
-            raise
-
-    def _begin(self, ticket: Ticket) -> Row | None:
-        """A row for a request; None where it ends at once, because it cannot share passes or fails."""
+    def _begin(self, ticket: Ticket) -> None:
+        """Give a request a row, or end it at once, because it cannot share passes or fails."""
         if ticket.cancelled:
             ticket.end(error=LookaheadError("The request was cancelled."))
-            return None
+            return
         try:
             call = prepared(self._model, ticket.inputs)
             check_mode(call.config)
@@ -174,14 +177,21 @@ class Scheduler:
             plan = plan_of(ticket.strategy, call, test=False)
             shares = plan.route == "tree" and why_alone(plan) is None
             if shares and support.self_test(self._model, call.traits) is None:
-                return Row(ticket, plan, self._rows.memory(ticket.strategy))
-            ticket.end(self._alone(ticket, call))
+                self._rows.unread.append(Row(ticket, plan, self._rows.memory(ticket.strategy)))
+            else:
+                ticket.end(self._alone(ticket, call))
         except Exception as error:
             ticket.end(error=error)
-        return None
 
     def _alone(self, ticket: Ticket, call: Call) -> Any:
         """Decode a request by itself."""
+        call, cache = behind_known(call, ticket, self._prefixes)
+        output = self._decoded(ticket, call)
+        text = output if isinstance(output, Tensor) else output.sequences
+        self._prefixes.keep(text[0].tolist(), cache, ticket.salt)
+        return output
+
+    def _decoded(self, ticket: Ticket, call: Call) -> Any:
         devices = [self._model.device] if self._model.device.type == "cuda" else []
         with ExitStack() as stack:
             if ticket.seed is not None:

@@ -60,7 +60,7 @@ class Service:
             plan = await run_in_threadpool(self.planner.plan, raw, chat, self.name)
         shape = Shape(self.name, self.engine.tokenizer, plan, chat)
         with ExitStack() as unheard:
-            running = _Running(self, plan)
+            running = _Running(self, plan, request.client.host if request.client else "")
             unheard.callback(running.drop)
             if plan.request.stream:
                 first = await _while_there(request, running.next())  # a call that is refused is told by its status
@@ -86,8 +86,8 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
 class _Running(Job):
     """A job as the event loop sees it."""
 
-    def __init__(self, service: Service, plan: RequestPlan) -> None:
-        super().__init__(plan, self._hear)
+    def __init__(self, service: Service, plan: RequestPlan, address: str) -> None:
+        super().__init__(plan, self._hear, address)
         self._service, self._asked = service, perf_counter()
         self._events: asyncio.Queue[Piece | Answer | BaseException | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
@@ -189,8 +189,8 @@ def application(
     api_key: str | None = None,
     hosts: Sequence[str] = (),
     template: str | None = None,
-    conversations: int = 4,
-    rows: int = 8,
+    prefix_mib: int = 1024,
+    rows: int = 16,
     memory: bool = True,
     learn: bool | Path = False,
 ) -> FastAPI:
@@ -204,9 +204,9 @@ def application(
         hosts: names by which the application may be called without a key, beside localhost, IP addresses and names
             without a dot; ``*`` = all.
         template: a Jinja chat template in place of the tokenizer's.
-        conversations: KV caches kept for conversations that go on; 0 = none.
+        prefix_mib: MiB of keys and values kept for texts with a common beginning; 0 = none.
         rows: answers that are written at a time, which share passes.
-        memory: False = nothing of a request is remembered for others: no KV caches, no recycled tokens.
+        memory: False = nothing of a request is remembered for others: no keys and values, no recycled tokens.
         learn: at the end, add what the model has answered to this memory's file, or, True, the one in the cache folder.
             False = nothing of requests and answers is kept.
 
@@ -216,7 +216,7 @@ def application(
     augment_all()
     limits, strategy = limits or Limits(context=context_of(model)), strategy or Lookahead()
     strategy = replace(strategy, remember=strategy.remember and memory)
-    engine = Engine(model, tokenizer, strategy, limits.queue, conversations * memory, rows)
+    engine = Engine(model, tokenizer, strategy, limits.queue, (prefix_mib << 20) * memory, rows)
     service = Service(engine, RequestPlanner(model, tokenizer, limits, template), name, limits)
 
     @asynccontextmanager

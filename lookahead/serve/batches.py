@@ -55,17 +55,17 @@ class Answerer(Engine):
         name: what answers call the model.
         new_tokens: of a chat answer, where a request does not say.
         rows: answers that are written at a time.
-        conversations: KV caches kept for common prefixes of requests.
+        prefix_mib: MiB of keys and values kept for requests with a common beginning; 0 = none.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, name: str, *, new_tokens: int = 1024, rows: int = 8, conversations: int = 4
+        self, model: Any, tokenizer: Any, name: str, *, new_tokens: int = 1024, rows: int = 16, prefix_mib: int = 1024
     ) -> None:
         augment_all()
         self._planner = RequestPlanner(model, tokenizer, Limits(context=context_of(model), new_tokens=new_tokens))
         self._most = 2 * rows  # asked for at a time: the next ones wait at hand
         self._name = name
-        super().__init__(model, tokenizer, most_waiting=self._most, conversations=conversations, rows=rows)
+        super().__init__(model, tokenizer, most_waiting=self._most, prefix_bytes=prefix_mib << 20, rows=rows)
 
     def close(self) -> None:
         self.cut()

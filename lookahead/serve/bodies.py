@@ -82,6 +82,7 @@ class Request(Constrained):
     stop: str | Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     prediction: Prediction | None = None
+    user: str | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     n_max: Annotated[int, Field(ge=0, le=1024, alias="speculative.n_max")] = 1024
     use_lookahead: bool = True

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from lookahead.generation.conversations import Conversations
-from lookahead.models.names import CACHE
 from lookahead.pieces import text_of, tokens_of
-from lookahead.scheduling import Scheduler
+from lookahead.scheduling import Scheduler, Ticket
 from lookahead.serve.errors import ApiError, shutting_down
+from lookahead.serve.fairness import FairTurns
 from lookahead.serve.jobs import Answer, AnswerStream, Job
 from lookahead.serve.plans import Penalties, RequestPlan, StopStrings
 from lookahead.stats import DecodingStats
@@ -33,7 +32,7 @@ class Engine:
         strategy: what requests are decoded with; their references are added to it.
         rows: answers that are written at a time.
         most_waiting: jobs that may wait beside those that have begun.
-        conversations: KV caches kept; 0 = none.
+        prefix_bytes: of keys and values kept for texts with a common beginning; 0 = none.
     """
 
     def __init__(
@@ -42,18 +41,18 @@ class Engine:
         tokenizer: Any,
         strategy: AutomaticStrategy | None = None,
         most_waiting: int = 32,
-        conversations: int = 4,
-        rows: int = 8,
+        prefix_bytes: int = 1 << 30,
+        rows: int = 16,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self._strategy: AutomaticStrategy = strategy or Lookahead()
         self._most_waiting = most_waiting
         self._waiting: deque[Job] = deque()
-        self._scheduler = Scheduler(model, rows - (-rows // _PER_SPARE), self._strategy)
+        self._scheduler = Scheduler(model, rows - (-rows // _PER_SPARE), self._strategy, prefix_bytes)
         self._rows = rows
         self._jobs: list[Job] = []  # that have begun
+        self._turns = FairTurns()
         self._changed = threading.Condition()
-        self._kept = Conversations(model, conversations)
         self._closing = False
         self._usual_s = 1.0  # what a job takes, of late
         self._thread = threading.Thread(target=self._work, name="lookahead-engine", daemon=True)
@@ -155,14 +154,14 @@ class Engine:
         return bool(self._waiting or self._jobs or self._scheduler.running or self._scheduler.waiting)
 
     def _next(self) -> Job | None:
-        """The job whose next answer is to be begun, one that has none or else fewest; None = none is, or can be now."""
+        """The job whose next answer is to be begun; None = none is, or can be now."""
         with self._changed:
             free = self._scheduler.running + self._scheduler.waiting < self._rows
-            begun = [job for job in self._jobs if free and job.begun < job.plan.count]
-            job = min(begun, key=lambda job: len(job.tasks), default=None)
             several = self._scheduler.has_room and any(len(job.tasks) > 1 for job in self._jobs)
-            if self._waiting and (free or several):
-                job = self._waiting.popleft()
+            begun = [job for job in self._jobs if free and job.begun < job.plan.count]
+            job = self._turns.next([*begun, *(self._waiting if free or several else ())], self._jobs)
+            if job is not None and job in self._waiting:
+                self._waiting.remove(job)
                 job.begin = perf_counter()
                 self._jobs.append(job)
             return job
@@ -172,7 +171,7 @@ class Engine:
         try:
             job.check()
             for ticket in [ticket for ticket in job.tasks if ticket.done]:
-                job.answers.append(self._answer(job.plan, job.tasks.pop(ticket), ticket.result()))
+                job.answers.append(self._answer(job.plan, job.tasks.pop(ticket), ticket))
                 job.tell(job.answers[-1])
         except BaseException as error:
             self._end(job, error)
@@ -194,7 +193,7 @@ class Engine:
         plan, request = job.plan, job.plan.request
         which, copy = divmod(index, request.n)
         ids = plan.prompts[which]
-        stream = AnswerStream(job, index, self.tokenizer, *self._kept.take(ids, request.cache_salt))
+        stream = AnswerStream(job, index, self.tokenizer)
         settings = plan.settings | {"max_new_tokens": plan.room[which], "streamer": stream}
         settings["logits_processor"] = processors = list[LogitsProcessor](() if stream.logs is None else (stream.logs,))
         if request.frequency_penalty or request.presence_penalty:
@@ -203,12 +202,11 @@ class Engine:
             processors.append(Grammar(self.tokenizer, **plan.grammar))
         if request.stops:
             settings["stopping_criteria"] = [StopStrings(plan.tokenizer or self.tokenizer, request.stops)]
-        if stream.cache is not None:
-            settings[CACHE] = stream.cache
         most = max(1, min(self._strategy.max_nodes, request.n_max))
         inputs = torch.tensor([ids], device=self.model.device)
         ticket = self._scheduler.submit(
             seed=plan.seed + copy,
+            salt=request.cache_salt,
             watcher=stream.see,
             use_lookahead=request.use_lookahead and request.n_max > 0,
             lookahead_strategy=replace(self._strategy, references=plan.references or None, max_nodes=most),
@@ -219,12 +217,11 @@ class Engine:
         )
         job.tasks[ticket] = stream
 
-    def _answer(self, plan: RequestPlan, stream: AnswerStream, output: Any) -> Answer:
-        """The answer of what ``generate`` has written; its KV cache is put away under its whole text."""
-        text, which = output.sequences[0].tolist(), stream.index // plan.request.n
-        self._kept.put(text, stream.cache, plan.request.cache_salt)
+    def _answer(self, plan: RequestPlan, stream: AnswerStream, ticket: Ticket) -> Answer:
+        """The answer of what ``generate`` has written."""
+        output, which = ticket.result(), stream.index // plan.request.n
         length = len(plan.prompts[which])
-        tokens = text[length:]
+        tokens = output.sequences[0].tolist()[length:]
         ends = plan.settings.get("eos_token_id", self.model.generation_config.eos_token_id)
         ended = bool(tokens) and tokens[-1] in (ends if isinstance(ends, list) else [ends])
         stopped = stream.close()
@@ -235,4 +232,4 @@ class Engine:
         if stream.logs is not None:
             shown = len(tokens) if kept == whole else tokens_of(plan.tokenizer or self.tokenizer, tokens, kept)
             found = stream.logs.all(tokens)[:shown]
-        return Answer(stream.index, tokens, length, stream.cached, finish, stats, stream.drafts, kept, found)
+        return Answer(stream.index, tokens, length, ticket.cached or 0, finish, stats, stream.drafts, kept, found)

@@ -50,10 +50,11 @@ Listener = Callable[[Piece | Answer | BaseException | None], None]  # None = all
 
 
 class Job:
-    """A request on its way. ``tell`` is called from the engine's thread."""
+    """A request on its way, from an ``address``; ``tell`` is called from the engine's thread."""
 
-    def __init__(self, plan: RequestPlan, tell: Listener) -> None:
-        self.plan, self.tell = plan, tell
+    def __init__(self, plan: RequestPlan, tell: Listener, address: str = "") -> None:
+        self.plan, self.tell, self.address = plan, tell, address
+        self.client = address, plan.request.user
         self.begun = 0  # answers that were begun
         self.begin = 0.0  # when the first of them was
         self.tasks: dict[Ticket, AnswerStream] = {}  # answers that are being written
@@ -70,12 +71,11 @@ class Job:
 
 
 class AnswerStream(PieceStreamer):
-    """Tells a job of an answer's text as it is written, and ends the call when nobody waits for it. ``cache`` has the
-    KV cache of the text before, of which ``cached`` tokens were known."""
+    """Tells a job of an answer's text as it is written, and ends the call when nobody waits for it."""
 
-    def __init__(self, job: Job, index: int, tokenizer: Any, cache: Any = None, cached: int = 0) -> None:
+    def __init__(self, job: Job, index: int, tokenizer: Any) -> None:
         super().__init__(job.plan.tokenizer or tokenizer, job.plan.request.stops)
-        self._job, self.index, self.cache, self.cached = job, index, cache, cached
+        self._job, self.index = job, index
         self.logs = None if job.plan.logprobs is None else LogProbs(job.plan.logprobs)
         self._tokens: list[dict[str, Any]] = []  # not told yet
         self._passes = 0

@@ -80,10 +80,13 @@ NO_END = {"do_sample": False, "sequence_bias": {(0,): -100.0}}
 class Asked(Job):
     """A job that keeps what it is told."""
 
-    def __init__(self, new_tokens: int, n: int = 1, **settings: Any) -> None:
+    def __init__(
+        self, new_tokens: int, n: int = 1, address: str = "", user: str | None = None, **settings: Any
+    ) -> None:
         self.events: list[Any] = []
         ids = bundled()[1](PROMPT)["input_ids"]
-        super().__init__(RequestPlan([ids], [new_tokens], NO_END | settings, Request(n=n)), self.events.append)
+        plan = RequestPlan([ids], [new_tokens], NO_END | settings, Request(n=n, user=user))
+        super().__init__(plan, self.events.append, address)
 
     @property
     def over(self) -> bool:

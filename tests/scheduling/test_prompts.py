@@ -14,6 +14,7 @@ from transformers import DynamicCache, LogitsProcessor
 import lookahead
 from jacobi import Wants
 from lookahead import Scheduler
+from lookahead.generation.prefixes import Prefixes
 from lookahead.models.names import CACHE
 from lookahead.runtime.forward import TreeForward
 from lookahead.scheduling import batch, prompts
@@ -29,9 +30,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     passes: list[list[int]] = []
     before = batch.read
 
-    def noting(asked: Sequence[Asked]) -> Any:
+    def noting(asked: Sequence[Asked], *kept: Any) -> Any:
         passes.append([one.length for one in asked])
-        return before(asked)
+        return before(asked, *kept)
 
     monkeypatch.setattr(batch, "read", noting)
     yield passes
@@ -194,11 +195,11 @@ def test_an_interrupt_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     before, calls = batch.read, []
 
-    def interrupted(asked: Sequence[Asked]) -> Any:
+    def interrupted(asked: Sequence[Asked], *kept: Any) -> Any:
         calls.append(len(asked))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return before(asked)
+        return before(asked, *kept)
 
     monkeypatch.setattr(batch, "read", interrupted)
     lengths = [20, 5, 21, 6]
@@ -206,7 +207,7 @@ def test_an_interrupt_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
         tickets = [submit(scheduler, prompt(length)) for length in lengths]
         with pytest.raises(KeyboardInterrupt):
             scheduler.step()
-        assert (scheduler.running, scheduler.waiting) == (2, 2)
+        assert (scheduler.running, scheduler.waiting) == (4, 0)
         scheduler.run()
     for ticket, length in zip(tickets, lengths, strict=True):
         assert ticket.result().tolist() == plain(model, prompt(length)).tolist()
@@ -216,6 +217,6 @@ def test_drafts_of_several_prompts_are_told_as_much_as_those_of_one() -> None:
     model = tiny_model("llama")
     told = Wants(4, 12)
     for count, tokens in ((1, 12), (3, 4), (20, 1)):
-        view, scores = prompts.read(asked(model, *[14] * count, wants=told))
+        view, scores = prompts.read(asked(model, *[14] * count, wants=told), Prefixes(model, 0))
         view.close()
         assert [said.successors[0].tokens.shape for said in scores if said.successors] == [(tokens, 4)] * count

@@ -13,7 +13,7 @@ from lookahead.serve.jobs import Answer, AnswerStream
 from lookahead.serve.metrics import Metrics
 from lookahead.stats import DecodingStats
 
-pytestmark = pytest.mark.usefixtures("augmented")
+pytestmark = pytest.mark.usefixtures("augmented", "nodes_are_cheap")
 BOARD = Path(__file__).parents[2] / "docs/grafana.json"
 METRIC = re.compile(r"vllm:\w+")
 GIVEN: dict[str, Any] = {"model": NAME, "temperature": 0}
@@ -53,7 +53,6 @@ def test_requests_of_another_salt_find_no_kept_cache() -> None:
     assert [bool(usage.prompt_tokens_details.cached_tokens) for usage in usages] == [False, False, False, True, True]
 
 
-@pytest.mark.usefixtures("nodes_are_cheap")
 @pytest.mark.parametrize("most", [0, 2])
 def test_a_request_bounds_its_drafts(openai: Any, most: int) -> None:
     answer = openai.completions.create(**GIVEN, prompt=PROMPT, max_tokens=40, extra_body={"speculative.n_max": most})

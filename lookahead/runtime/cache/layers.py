@@ -85,5 +85,10 @@ class TreeLayer(DynamicLayer):
     def values(self) -> Tensor | None:
         return self._states("value")
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether keys and values are all that there is of the text, whatever window the layer has."""
+        return "index" not in self.places and all(group.window is None for group, _ in self.places.values())
+
     def get_seq_length(self) -> int:
         return self.read.get("key", 0) if self._store.reading else self._store.base
