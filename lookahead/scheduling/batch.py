@@ -1,7 +1,7 @@
 """The rows that are being written: what sizes their trees, and the passes they share."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from time import perf_counter
 
 from transformers import PreTrainedModel
@@ -71,7 +71,7 @@ class Rows:
         """Let rows read their prompts and join the others: the shortest first, and before those that write go on, as
         many as fill a pass. A prompt that is longer is read in parts, each before another pass."""
         left = MOST_TOKENS
-        with kernels():
+        with kernels() if self.unread else nullcontext():
             waiting = self._parts.read_long(self.unread, self.leave)
             while left > 0 and (rows := [row for row in self.unread if row not in waiting]):
                 asked = [self._parts.asked(row) for row in rows]

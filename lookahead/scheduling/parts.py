@@ -45,7 +45,7 @@ class PromptParts:
 
     def keep(self, row: Row, view: TreeModel, at: int) -> None:
         """Let others begin with a row's text, as far as the row ``at`` of a model's cache holds it."""
-        if row.asked.begins:
+        if self._prefixes.keeps and row.asked.begins:
             text = [*row.asked.text, *row.sequences.written[0]]
             self._prefixes.keep(text, view.forward_pass.layout.cache, row.ticket.salt, at)
 

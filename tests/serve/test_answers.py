@@ -145,8 +145,8 @@ def test_usage_of_several_answers() -> None:
         first = completed(openai, **given).usage
         prediction = {"type": "content", "content": "def"}
         usage = completed(openai, **given, extra_body={"prediction": prediction}).usage
-    assert first.prompt_tokens_details.cached_tokens == 0
-    assert usage.prompt_tokens_details.cached_tokens == (usage.prompt_tokens - 1) // 16 * 16 > 0
+    assert first.prompt_tokens_details.cached_tokens == 0 and usage.prompt_tokens == first.prompt_tokens
+    assert usage.prompt_tokens_details.cached_tokens == (first.prompt_tokens - 1) // 16 * 16 > 0
     told, length = usage.completion_tokens_details, len(bundled()[1]("def")["input_ids"])
     assert told.rejected_prediction_tokens <= 3 * length
     assert told.rejected_prediction_tokens >= 3 * length - told.accepted_prediction_tokens
