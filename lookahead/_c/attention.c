@@ -13,18 +13,6 @@
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Bits __attribute__((vector_size(4 * LANES), aligned(4)));
 
-enum { QUERIES, K, V, MASK, SEQUENCES, OUTPUT };
-enum { START, LENGTH, BASE, DEPTHS }; /* of a sequence: first slot, slots, first slot of its nodes, their depths */
-
-typedef struct {
-    const View *tensors;
-    Py_ssize_t nodes, group, channels, padded, slots; /* padded: channels, up to whole vectors */
-    Py_ssize_t key_heads, tiles, next, count;         /* of a sequence, of a key head; untaken and all tiles */
-    float scale;
-    Kind kind; /* of queries, keys, values and masks */
-    int failed;
-} Attention;
-
 typedef struct { /* one tile, and room for what it reads */
     Py_ssize_t sequence, head, rows, nodes[LANES], heads[LANES]; /* of keys; of each row */
     Lanes *queries, *scores, *seen; /* of a channel; of a key: of what is hidden 0, else 1 */
@@ -186,7 +174,7 @@ is_of_sizes(const View *tensor, int64_t batch, int64_t heads, int64_t lines, int
 }
 
 /* Whether tensors, and what sequences say of them, fit together. */
-static int
+int
 is_sound(Attention *of)
 {
     const View *queries = of->tensors + QUERIES, *keys = of->tensors + K, *mask = of->tensors + MASK;
@@ -216,23 +204,29 @@ is_sound(Attention *of)
     return sound;
 }
 
+void
+share_out(Attention *of, void (*part)(void *))
+{
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
+    int (*threads)(void) = NULL;
+#ifdef __gnu_linux__ /* torch's own threads, where its library is found: others would wait beside them */
+    *(void **)&threads = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
+    if (threads != NULL && threads() > 1 && of->count > 1)
+        *(void **)&parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
+#endif
+    if (parallel != NULL)
+        parallel(part, of, (unsigned)Py_MIN((Py_ssize_t)threads(), of->count), 0);
+    else
+        part(of);
+}
+
 int
 attend(const View *tensors, float scale)
 {
     Attention of = {.tensors = tensors, .scale = scale, .kind = tensors->kind};
-    void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
-    int (*threads)(void) = NULL;
     if (!is_sound(&of))
         return 1;
-#ifdef __gnu_linux__ /* torch's own threads, where its library is found: others would wait beside them */
-    *(void **)&threads = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
-    if (threads != NULL && threads() > 1 && of.count > 1)
-        *(void **)&parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
-#endif
-    if (parallel != NULL)
-        parallel(attend_tiles, &of, (unsigned)Py_MIN((Py_ssize_t)threads(), of.count), 0);
-    else
-        attend_tiles(&of);
+    share_out(&of, attend_tiles);
     return of.failed;
 }
 #endif

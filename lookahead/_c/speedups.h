@@ -114,6 +114,24 @@ line_in(const View *of, int64_t sequence, int64_t head, int64_t node)
     return of->data + (first + head * of->strides[1] + node * of->strides[2]) * (of->kind == SINGLE ? 4 : 2);
 }
 
+enum { QUERIES, K, V, MASK, SEQUENCES, OUTPUT };
+enum { START, LENGTH, BASE, DEPTHS }; /* of a sequence: first slot, slots, first slot of its nodes, their depths */
+
+typedef struct {
+    const View *tensors;
+    Py_ssize_t nodes, group, channels, padded, slots; /* padded: channels, up to whole vectors */
+    Py_ssize_t key_heads, tiles, next, count;         /* of a sequence, of a key head; untaken and all tiles */
+    float scale;
+    Kind kind; /* of queries, keys, values and masks */
+    int failed;
+} Attention;
+
+/* Whether tensors, and what sequences say of them, fit together; sizes are noted. */
+int is_sound(Attention *of);
+
+/* Let each of torch's threads do its part of what there is to count. */
+void share_out(Attention *of, void (*part)(void *));
+
 /* Attention in numbers of two bytes of queries [batch, head, node, channel]; then keys, values, mask (of no size if
  * there is none) and sequences as lookahead.runtime.ordered_attention says, and the output, like queries. Not 0 if they
  * do not fit together, or without memory. */
