@@ -310,14 +310,14 @@ def test_operations_take_any_tensors(seed: int, name: str) -> None:
     assert ordered_attention.obstacle() is None
     rng = random.Random(seed)
     batch, heads, nodes, slots, channels = (rng.choice([1, 1, 2, 3, 9]) for _ in range(5))
-    sequences = torch.tensor([[0, slots, slots, *range(nodes)]] * batch, dtype=torch.int32)
+    sequences = torch.tensor([[0, slots, slots, rng.randrange(4), rng.choice([0, 3]), *range(nodes)]] * batch).int()
     keys = torch.randn(batch, 1, slots + nodes, channels)
     states = torch.randn(batch, nodes, heads, channels).transpose(1, 2)
     angles = torch.randn(batch, 1, nodes, channels)
     tensors, numbers = {
         "normed": ([torch.randn(nodes, channels), torch.randn(channels)], [1e-5, rng.choice([4, 8, 16, 0]), 1]),
         "rotated": ([states, angles, angles], []),
-        "attended": ([states, keys, keys, torch.zeros(batch, 1, nodes, slots + nodes), sequences], [1.0]),
+        "attended": ([states, keys, keys, torch.zeros(batch, 1, nodes, slots + nodes), sequences], [1.0, 1]),
     }[name]
     given = [each.bfloat16() if each.is_floating_point() else each for each in tensors]
     assert getattr(torch.ops.lookahead, name)(*given, *numbers).shape in (given[0].shape, (0,))

@@ -149,8 +149,7 @@ attend_tile(const Attention *of, Tile *tile, Py_ssize_t number)
     }
 }
 
-/* What each thread does: take tiles while there are any. */
-static void
+void
 attend_tiles(void *given)
 {
     Attention *of = given;
@@ -173,7 +172,6 @@ is_of_sizes(const View *tensor, int64_t batch, int64_t heads, int64_t lines, int
     return sizes[0] == batch && sizes[1] == heads && sizes[2] == lines && sizes[3] == size;
 }
 
-/* Whether tensors, and what sequences say of them, fit together. */
 int
 is_sound(Attention *of)
 {
@@ -199,12 +197,12 @@ is_sound(Attention *of)
         const int32_t *place = (const int32_t *)sequences->data + at / of->nodes * sequences->strides[0];
         int32_t depth = place[DEPTHS + at % of->nodes];
         sound = 0 <= place[START] && place[START] <= place[LENGTH] && place[LENGTH] <= place[BASE] &&
-                place[BASE] >= of->slots - of->nodes && 0 <= depth && depth < of->nodes;
+                place[BASE] >= of->slots - of->nodes && place[WINDOW] >= 0 && 0 <= depth && depth < of->nodes;
     }
     return sound;
 }
 
-void
+int
 share_out(Attention *of, void (*part)(void *))
 {
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
@@ -214,19 +212,7 @@ share_out(Attention *of, void (*part)(void *))
     if (threads != NULL && threads() > 1 && of->count > 1)
         *(void **)&parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
 #endif
-    if (parallel != NULL)
-        parallel(part, of, (unsigned)Py_MIN((Py_ssize_t)threads(), of->count), 0);
-    else
-        part(of);
-}
-
-int
-attend(const View *tensors, float scale)
-{
-    Attention of = {.tensors = tensors, .scale = scale, .kind = tensors->kind};
-    if (!is_sound(&of))
-        return 1;
-    share_out(&of, attend_tiles);
-    return of.failed;
+    parallel != NULL ? parallel(part, of, (unsigned)Py_MIN((Py_ssize_t)threads(), of->count), 0) : part(of);
+    return of->failed;
 }
 #endif

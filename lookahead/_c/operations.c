@@ -1,14 +1,13 @@
 /* Operations of torch's own, so that a traced pass gets there without Python, through the interface that torch keeps
  * stable for C (torch/csrc/inductor/aoti_torch/c/shim.h). A kernel owns the tensors that it is given. What it cannot
  * read it answers with a tensor of no size: whoever puts it in a trace compares what the trace says. */
-#include "speedups.h"
+#include "singly.h"
 #if defined(__GNUC__) && !defined(_WIN32)
 #include <dlfcn.h>
 
 #define BESIDE 4   /* vectors that torch adds side by side, */
 #define LEVELS 4   /* in so many levels, */
 #define SMALLEST 4 /* each of two to this power, at least, of the one below */
-#define CHANNELS 1024 /* of a head, at most */
 
 typedef uint64_t Value; /* of a kernel's stack */
 typedef void *Handle;
@@ -198,7 +197,7 @@ rotated(Value *stack, uint64_t inputs, uint64_t outputs)
     answer(stack, 3, copy);
 }
 
-/* attended(queries, keys, values, mask, sequences, scale): see `attend`. */
+/* attended(queries, keys, values, mask, sequences, scale, windowed): see `Attention`. */
 static void
 attended(Value *stack, uint64_t inputs, uint64_t outputs)
 {
@@ -209,8 +208,9 @@ attended(Value *stack, uint64_t inputs, uint64_t outputs)
     memcpy(&scale, stack + 5, sizeof(scale));
     for (int at = 0; at < 5; at++)
         sound &= view(stack[at], each + at, at == 4 ? 2 : 4, at == 4) && (at == 4 || each[at].kind == each->kind);
-    if (sound && each->kind != SINGLE && !aoti_torch_clone((Handle)stack[0], &copy) &&
-        (!view((Value)copy, each + 5, 4, 0) || attend(each, (float)scale))) {
+    Attention of = {.tensors = each, .scale = (float)scale, .kind = each->kind};
+    if (sound && each->kind != SINGLE && is_sound(&of) && !aoti_torch_clone((Handle)stack[0], &copy) &&
+        (!view((Value)copy, each + 5, 4, 0) || attend(&of, (int)stack[6]))) {
         aoti_torch_delete_tensor_object(copy);
         copy = NULL;
     }

@@ -23,6 +23,7 @@
 #define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #endif
 #define BLOCK 64
+#define CHANNELS 1024 /* of a head, at most */
 
 /* Formats of usual memoryviews, and bytes of an item. */
 #define FLOAT32 "f", 4
@@ -70,7 +71,6 @@ void find_best(const float *line, Py_ssize_t vocab, Best *best);
 void chances_of(const float *logits, float best, float scale, float *chances, Py_ssize_t count);
 double sum_of_chances(const float *logits, Py_ssize_t vocab, float best, float scale);
 
-
 /* bfloat16 as float32, and back, to the nearest. */
 static inline float
 widened(uint16_t number)
@@ -115,8 +115,10 @@ line_in(const View *of, int64_t sequence, int64_t head, int64_t node)
 }
 
 enum { QUERIES, K, V, MASK, SEQUENCES, OUTPUT };
-enum { START, LENGTH, BASE, DEPTHS }; /* of a sequence: first slot, slots, first slot of its nodes, their depths */
+enum { START, LENGTH, BASE, HOW, WINDOW, DEPTHS }; /* of a sequence, see `lookahead.runtime.ordered_attention.attend` */
 
+/* Attention in numbers of two bytes: tensors are queries [batch, head, node, channel]; keys, values, mask (of no size
+ * if there is none) and sequences as lookahead.runtime.ordered_attention says; and the output, like queries. */
 typedef struct {
     const View *tensors;
     Py_ssize_t nodes, group, channels, padded, slots; /* padded: channels, up to whole vectors */
@@ -129,13 +131,11 @@ typedef struct {
 /* Whether tensors, and what sequences say of them, fit together; sizes are noted. */
 int is_sound(Attention *of);
 
-/* Let each of torch's threads do its part of what there is to count. */
-void share_out(Attention *of, void (*part)(void *));
+/* Let each of torch's threads do its part of what there is to count; not 0 if one has failed, without memory. */
+int share_out(Attention *of, void (*part)(void *));
 
-/* Attention in numbers of two bytes of queries [batch, head, node, channel]; then keys, values, mask (of no size if
- * there is none) and sequences as lookahead.runtime.ordered_attention says, and the output, like queries. Not 0 if they
- * do not fit together, or without memory. */
-int attend(const View *tensors, float scale);
+/* What each thread does: take tiles of attention in the order of the text while there are any. */
+void attend_tiles(void *attention);
 
 /* Append an item and give its reference away; -1 and an error if it is NULL. */
 int append(PyObject *list, PyObject *item);

@@ -45,7 +45,8 @@ def _grouped_sdpa(
     scale, sequences = kwargs.get("scaling"), this_pass.sequences
     if sequences is not None:
         if is_ours and ordered.serves(query, key, value, attention_mask):
-            return ordered.attend(query, key, value, attention_mask, sequences, scale), None
+            scale, windowed = ordered.scale_of(query, scale), int(bool(kwargs.get("sliding_window")))
+            return torch.ops.lookahead.attend(query, key, value, attention_mask, sequences, scale, windowed), None
         ordered.leave_out(module)
     if not is_ours:
         return original(module, query, key, value, attention_mask, **kwargs)

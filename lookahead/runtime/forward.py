@@ -26,6 +26,7 @@ from lookahead.runtime.masks import MaskBuffer, tree_masks
 from lookahead.runtime.packed_layers import Invariance, Packed, packed_twin
 from lookahead.runtime.packing import packing_of
 from lookahead.runtime.scores import send
+from lookahead.runtime.singly import MASKED, PACKED
 from lookahead.runtime.turns import Turns
 
 # What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.
@@ -165,7 +166,8 @@ class TreeForward:
         if self.token_types is not None:
             inputs["token_type_ids"] = self.token_types[:, -1:].expand(-1, width)
         if (limits := self.limits) is not None:
-            self.sequences = self.layout.sequences(trees)
+            how = MASKED if limits.singly == PACKED and self.layout.is_padded else limits.singly
+            self.sequences = self.layout.sequences(trees, how, self.holds or 0)
             self.turns = self.layout.turns(trees, limits.turns) if limits.turns else None
         # Some models leave their windows to the cache (Moshi), and ours keeps all tokens.
         seen = self._window is None or self.layout.cache.base < self._window

@@ -135,11 +135,11 @@ class Layout:
         slots = np.concatenate([np.arange(self.cache.base) - padding, nodes], axis=1)
         return send(nodes, self.device), send(slots, self.device)
 
-    def sequences(self, trees: Sequence[TokenTree]) -> Tensor:
-        """Each sequence's first slot and its end, the nodes' first slot and depths: int32 ``[batch, 3 + node]``."""
-        ends = np.stack([self.padding, self.cache.lengths, [self.cache.base] * len(trees)], axis=1)
+    def sequences(self, trees: Sequence[TokenTree], how: int, window: int) -> Tensor:
+        """What :func:`.ordered_attention.attend` is told of each sequence: int32 ``[batch, 5 + node]``."""
+        alike = ([each] * len(trees) for each in (self.cache.base, how, window))
         depths = below(trees, [0] * len(trees))
-        return torch.from_numpy(np.concatenate([ends, depths], axis=1).astype(np.int32))
+        return torch.from_numpy(np.column_stack([self.padding, self.cache.lengths, *alike, depths]).astype(np.int32))
 
     def turns(self, trees: Sequence[TokenTree], until: int) -> list[Turns]:
         """The turns of those nodes that lie before position ``until`` of their sequence."""

@@ -8,8 +8,8 @@ before children. Hidden ones add exactly nothing::
     the text so far a b c, a tree d(e, f(g))      slots  a b c d e f g      g adds  a b c d . f g
     the same once d, f and g are kept             slots  a b c d f g        g adds  a b c d f g
 
-The kernel is `_c/attention.c`, an operation of torch's. Where plain decoding's own numbers are wanted, its kernel
-computes the nodes that have `turns`.
+The kernel is `_c/attention.c`, an operation of torch's. Where plain decoding's own numbers are wanted, `_c/singly.c`
+adds as torch's kernel for a single token does, if trials (`singly.py`) say so; else that one computes nodes in `turns`.
 """
 
 import torch
@@ -24,8 +24,8 @@ _LIBRARY = torch.library.Library("lookahead", "DEF")
 _LIBRARY.define("normed(Tensor rows, Tensor weight, float epsilon, int lanes, int less) -> Tensor")
 _LIBRARY.define("rotated(Tensor states, Tensor cosines, Tensor sines) -> Tensor")
 _STATES = "Tensor query, Tensor key, Tensor value"
-_LIBRARY.define(f"attended({_STATES}, Tensor mask, Tensor sequences, float scale) -> Tensor")
-_LIBRARY.define("attend(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor sequences, float scale) -> Tensor")
+_LIBRARY.define(f"attended({_STATES}, Tensor mask, Tensor sequences, float scale, int windowed) -> Tensor")
+_LIBRARY.define(f"attend({_STATES}, Tensor? mask, Tensor sequences, float scale, int windowed) -> Tensor")
 
 _left_out: set[type[nn.Module]] = set()  # attention layers that this cannot stand in for
 
@@ -49,8 +49,8 @@ def obstacle(dtype: torch.dtype = torch.bfloat16) -> str | None:
         return f"the C part is missing ({_native.missing})"
     if not _native.operations():
         return "torch takes no operations in C here"
-    states, alone = [torch.zeros(1, 1, 1, 1, dtype=dtype)] * 4, torch.zeros(1, 4, dtype=torch.int32)
-    is_taken = torch.ops.lookahead.attended(*states, alone, 1.0).ndim == states[0].ndim
+    states, alone = [torch.zeros(1, 1, 1, 1, dtype=dtype)] * 4, torch.zeros(1, 6, dtype=torch.int32)
+    is_taken = torch.ops.lookahead.attended(*states, alone, 1.0, 0).ndim == states[0].ndim
     return None if is_taken else f"the C part is built without {str(dtype).removeprefix('torch.')}"
 
 
@@ -62,8 +62,12 @@ def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bo
     return plain and query.dtype.itemsize == 2 and shown and key.shape == value.shape
 
 
+def scale_of(query: Tensor, scale: float | None) -> float:
+    return float(query.shape[-1] ** -0.5) if scale is None else scale
+
+
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sequences: Tensor, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sequences: Tensor, scale: float, windowed: int = 0
 ) -> Tensor:
     """Attention of a pass's nodes over the history and themselves.
 
@@ -71,25 +75,21 @@ def attend(
         query: ``[batch, head, node, channel]``.
         key, value: ``[batch, key head, slot, channel]``; the last slots are the nodes'.
         mask: additive, ``[batch, 1, node, slot]``; None = everything is seen.
-        sequences: int32 ``[batch, 3 + node]``: the slot of a sequence's first token and of the one after its last,
-            the first slot of the nodes, and their depths.
-        scale: of the scores; None is 1 over the root of the channels.
+        sequences: int32 ``[batch, 5 + node]``: the slot of a sequence's first token and of the one after its last,
+            the first slot of the nodes; how sums are ordered (`.singly`); slots of layers with a window, 0 = all; the
+            depths of nodes.
+        windowed: not 0 if this layer has a window.
 
     Returns:
         ``[batch, node, head, channel]``.
     """
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return torch.ops.lookahead.attend(query, key, value, mask, sequences, scale)
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sequences: Tensor, scale: float) -> Tensor:
     batch, heads, nodes, channels = query.shape
     turns = this_pass.turns
     if turns is not None and all(turn.whole for turn in turns):
         output = query.new_zeros(batch, nodes, heads, channels)
     else:
         shown = query.new_empty(1, 1, 1, 0) if mask is None else mask
-        output = torch.ops.lookahead.attended(query, key, value, shown, sequences, scale)
+        output = torch.ops.lookahead.attended(query, key, value, shown, sequences, scale, windowed)
         if output.shape != query.shape:
             raise ValueError("expected slots, masks and places of the same sequences and nodes")
         output = output.transpose(1, 2)
@@ -98,4 +98,4 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sequ
     return output
 
 
-_LIBRARY.impl("attend", _attend, "CPU")
+_LIBRARY.impl("attend", attend, "CPU")

@@ -69,10 +69,12 @@ class Invariance:
     Attributes:
         rows: of linear layers, by the features of their input; of others any number.
         turns: the first position from which on nodes are attended to together, not one by one as in plain decoding.
+        singly: how attention computes each node as plain decoding does (`.singly`); 0 = it does not.
     """
 
     rows: dict[int, RowRange]
     turns: int = 0
+    singly: int = 0
 
     def of(self, layer: nn.Linear) -> RowRange:
         return self.rows.get(layer.in_features, ANY_ROWS)

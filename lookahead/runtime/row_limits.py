@@ -19,7 +19,7 @@ from lookahead.runtime.quantised_layers import QuantisedLinear
 
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 _LEAST = 8  # rows at a time, below which passes would read weights too often
-_NUMBERS = 1 << 16  # that are compared at least: of kernels that differ, two in ten thousand outputs do
+_NUMBERS = 1 << 17  # that are compared at least: of kernels that differ, one in twenty thousand outputs does
 
 _NUDGE = 4e-6  # of an input: many roundings in float32, and hardly one to fewer bits
 _MOVED = 6e-5  # of the spread of outputs: what so small a change makes of them at most where inputs are not rounded
@@ -51,16 +51,18 @@ def rows_of_layer(layer: nn.Linear) -> RowRange | None:
     with torch.no_grad():
         weight = tried_weight(layer)
         bias = None if layer.bias is None else weight[:, 0].contiguous()
-        given = rows_for(weight, _COUNTS[-1])
-        several = min(len(given), max(2, 2 * -(-_NUMBERS // (2 * len(weight)))))
+        times, several = -(-_NUMBERS // (_COUNTS[-1] * len(weight))), max(2, 2 * -(-_NUMBERS // (2 * len(weight))))
+        tried = rows_for(weight, _COUNTS[-1] * times).split(_COUNTS[-1])
 
         def outputs(count: int) -> Tensor:
-            return torch.cat([linear(given[at : at + count], weight, bias) for at in range(0, several, count)])
+            parts = (part for rows in tried for part in rows[:several].split(count))
+            return torch.cat([linear(part, weight, bias) for part in parts])
 
         pairs = outputs(2)
         most = 0
         for count in _COUNTS:
-            if not torch.equal(linear(given[:count], weight, bias)[:several], pairs[:count]):
+            known = torch.cat([part[:count] for part in pairs.split(min(_COUNTS[-1], several))])
+            if not torch.equal(torch.cat([linear(rows[:count], weight, bias)[:several] for rows in tried]), known):
                 break
             most = count
         if most < _LEAST:

@@ -97,9 +97,3 @@ def attend_in_turn(
             output[row, step.node] = found
         for held, before in states:
             held[:, -nodes:] = before
-
-
-def is_fast() -> bool:
-    """Whether that kernel takes little for a single token, as it does where a processor multiplies tiles."""
-    supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return supported is not None and bool(supported())

@@ -15,7 +15,7 @@ from lookahead.runtime.packed_layers import Invariance, RowRange, computed_dtype
 from lookahead.runtime.packing import packs_alike
 from lookahead.runtime.quantised_layers import is_quantised
 from lookahead.runtime.row_limits import rounding_layer, rows_of_all
-from lookahead.runtime.turns import is_fast
+from lookahead.runtime.singly import how_singly
 
 _TOGETHER = 32  # float32 numbers whose cosine torch computes in one go, at most; what is left over, one by one
 _TURNS = 512  # positions up to which attention is plain decoding's, node by node: its price rises with the text
@@ -87,8 +87,7 @@ def bits_of(
     if rows is not None and wanted is None and not packs_alike(model, Invariance(rows)):
         reason, rows = "packed weights, which are faster, add in another order here", None
     if rows is not None:
-        window = shortest_window(traits, mask_rules(model, traits))
-        return _kept(rows, bool(wanted) or is_quantised(model), min(_TURNS, window or _TURNS), positions)
+        return _kept(model, traits, rows, bool(wanted) or is_quantised(model), positions)
     return nothing_kept(reason or "this machine's linear layers give other outputs for other numbers of rows", wanted)
 
 
@@ -98,16 +97,16 @@ def _kept_wide(model: PreTrainedModel, wanted: bool | None) -> Bits:
     return Bits("plain") if rounding is None else nothing_kept(f"{rounding} rounds its inputs", wanted)
 
 
-def _kept(rows: dict[int, RowRange], wanted: bool, turns: int, positions: int) -> Bits:
-    """What passes keep whose linear layers are alike for so many rows: plain decoding's numbers, if those of a single
-    row are, and its attention is fast or the same text is ``wanted``, as it is of layers that round their inputs."""
+def _kept(model: PreTrainedModel, traits: ModelTraits, rows: dict[int, RowRange], wanted: bool, last: int) -> Bits:
+    """What passes keep whose linear layers are alike for so many rows; ``wanted``: the same text is, at any price."""
     if any(each.least > 1 for each in rows.values()):
-        return Bits(
-            "repeatable", "this machine's linear layers give other outputs for one row than for two", Invariance(rows)
-        )
-    if not (wanted or is_fast()):
-        return Bits("repeatable", "torch's attention of a single token is slow on this processor", Invariance(rows))
-    keeps: Literal["plain", "repeatable"] = "plain" if positions <= turns else "repeatable"
+        return Bits("repeatable", "linear layers give other outputs for one row than for two here", Invariance(rows))
+    if singly := how_singly(model, traits):
+        return Bits("plain", None, Invariance(rows, singly=singly))
+    if not wanted:
+        return Bits("repeatable", "torch's attention of a single token adds in another order", Invariance(rows))
+    turns = min(_TURNS, shortest_window(traits, mask_rules(model, traits)) or _TURNS)
+    keeps: Literal["plain", "repeatable"] = "plain" if last <= turns else "repeatable"
     return Bits(keeps, f"after {turns} positions attention is not plain decoding's", Invariance(rows, turns))
 
 

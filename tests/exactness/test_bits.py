@@ -24,7 +24,6 @@ from lookahead.support.bits import bits_of
 
 pytestmark = pytest.mark.usefixtures("augmented", "batches_draft")
 LIKE_LLAMA = ("llama", "llama_mha", "mistral", "qwen2", "qwen2_mixed", "qwen3", "gemma3", "cohere2", "olmo2", "phi3")
-NARROW = ("llama", "llama_mha", "qwen2", "olmo2", "phi3")  # of which this machine's kernels may keep plain's bits
 IN_16_BITS = [*((name, torch.bfloat16) for name in LIKE_LLAMA), ("llama", torch.float16), ("qwen3", torch.float16)]
 SIZES = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 512, "initializer_range": 0.06}
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 0}
@@ -74,7 +73,7 @@ def test_the_same_call_writes_the_same(name: str, dtype: torch.dtype, batch: int
 
 @pytest.mark.parametrize("sampled", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize(("name", "dtype"), [each for each in IN_16_BITS if each[0] in NARROW])
+@pytest.mark.parametrize(("name", "dtype"), IN_16_BITS)
 def test_the_text_is_plain_generates(name: str, dtype: torch.dtype, batch: int, sampled: dict[str, Any]) -> None:
     model, given = half(name, dtype), prompts(batch, 40)
     ours = written(model, given, Lookahead(repeatable=True, nodes=9), **sampled)
@@ -91,8 +90,8 @@ def test_by_other_attention_the_text_is_not_plain_generates() -> None:
 
 
 def test_after_some_positions_attention_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the same whether a pass lies before that place, behind it or around it."""
     model, given = half("llama"), prompts(1, 40)
+    monkeypatch.setattr(bits, "how_singly", lambda *_: 0)
     monkeypatch.setattr(bits, "_TURNS", 52)
     calls = [written(model, given, Lookahead(repeatable=True, nodes=nodes)) for nodes in (1, 7, 20)]
     assert all(equal(calls[0], other) for other in calls[1:])
@@ -171,26 +170,26 @@ def test_what_cannot_be_kept_is_refused_before_any_pass(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("rows", "fast", "wanted", "keeps"),
+    ("rows", "singly", "wanted", "keeps", "why"),
     [
-        (RowRange(1, 64), True, None, "plain"),
-        (RowRange(1, 64), False, None, "repeatable"),
-        (RowRange(1, 64), False, True, "plain"),
-        (RowRange(2, 64), True, True, "repeatable"),
-        (None, True, None, None),
+        (RowRange(1, 64), 0, None, "repeatable", "single token adds in another order"),
+        (RowRange(1, 64), 0, True, "plain", "after 512 positions"),
+        (RowRange(1, 64), 1, None, "plain", "None"),
+        (RowRange(2, 64), 1, True, "repeatable", "one row than for two"),
+        (None, 1, None, None, "other numbers of rows"),
     ],
 )
 def test_a_call_keeps_what_kernels_allow(
-    monkeypatch: pytest.MonkeyPatch, rows: RowRange | None, fast: bool, wanted: bool | None, keeps: str | None
+    monkeypatch: pytest.MonkeyPatch, rows: RowRange | None, singly: int, wanted: Any, keeps: str | None, why: str
 ) -> None:
     model = half("llama")
     monkeypatch.setattr(bits, "rows_of_all", lambda model: rows and {256: rows})
-    monkeypatch.setattr(bits, "is_fast", lambda: fast)
+    monkeypatch.setattr(bits, "how_singly", lambda *_: singly)
     monkeypatch.setattr(bits, "computed_dtype", lambda dtype: dtype)
     monkeypatch.setattr(bits, "packs_alike", lambda *_: True)
     with torch.no_grad():
         found = bits_of(model, ModelTraits.of(model), "tree", wanted)
-    assert found.keeps == keeps and (found.reason is not None)
+    assert found.keeps == keeps and why in str(found.reason)
     model.float()
     assert bits_of(model, ModelTraits.of(model), "tree", None, 0, "passes are static").keeps == "plain"
 

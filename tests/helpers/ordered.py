@@ -22,15 +22,16 @@ class Pass:
     ) -> None:
         many, key_heads, channels = heads
         self.trees, self.lengths, self.pads, self.heads = trees, lengths, pads, heads
+        self.scale = channels**-0.5
         self.base, self.width = max(lengths), max(map(len, trees))
         slots = self.base + self.width
         self.query = torch.randn(len(trees), many, self.width, channels).to(dtype)
         self.key, self.value = (torch.randn(len(trees), key_heads, slots, channels).to(dtype) for _ in range(2))
         self.mask = torch.full((len(trees), 1, self.width, slots), torch.finfo(dtype).min, dtype=dtype)
-        self.sequences = torch.zeros(len(trees), 3 + self.width, dtype=torch.int32)
+        self.sequences = torch.zeros(len(trees), 5 + self.width, dtype=torch.int32)
         for row, (tree, length, pad) in enumerate(zip(trees, lengths, pads, strict=True)):
             self.sequences[row, :3] = torch.tensor([pad, length, self.base])
-            self.sequences[row, 3 : 3 + len(tree)] = torch.tensor(tree.depths)
+            self.sequences[row, 5 : 5 + len(tree)] = torch.tensor(tree.depths)
             self.mask[row, :, :, pad:length] = 0
             for node in range(self.width):
                 self.mask[row, 0, node, self.base + node] = 0
@@ -44,7 +45,7 @@ class Pass:
         return found[::-1]
 
     def ours(self) -> Tensor:
-        return attend(self.query, self.key, self.value, self.mask, self.sequences, None)
+        return attend(self.query, self.key, self.value, self.mask, self.sequences, self.scale)
 
     def text(self, row: int, node: int, states: Tensor) -> Tensor:
         """The states of a node's text alone, ``[1, head, slot, channel]``."""

@@ -60,8 +60,7 @@ def test_rotary_positions_have_torchs_bits(
 def test_attention_without_python_is_the_same(given: Pass, apart: bool) -> None:
     query = given.query.transpose(1, 2).contiguous().transpose(1, 2) if apart else given.query
     states = query, given.key, given.value, given.mask, given.sequences
-    told = torch.ops.lookahead.attended(*states, given.heads[2] ** -0.5)
-    assert torch.equal(told.transpose(1, 2), given.ours())
+    assert torch.equal(torch.ops.lookahead.attended(*states, given.scale, 0).transpose(1, 2), given.ours())
 
 
 def test_what_does_not_fit_is_answered_with_nothing() -> None:
@@ -79,10 +78,10 @@ def test_what_does_not_fit_is_answered_with_nothing() -> None:
         operations.rotated(rows[None], rows[None], rows[None]),
         operations.rotated(rows[None], rows[None, :1, :2], rows[None, :1]),
         operations.rotated(rows[None, ..., :15], rows[None, :1, :, :15], rows[None, :1, :, :15]),
-        operations.attended(*[rows[None]] * 4, torch.zeros(1, 6, dtype=torch.int32), 1.0),
-        operations.attended(*[rows[None].bfloat16()] * 4, torch.zeros(1, 6, dtype=torch.int32), 1.0),
-        operations.attended(*[rows[None].bfloat16()] * 4, torch.zeros(1, 6), 1.0),
-        operations.attended(rows[None].half(), *[rows[None].bfloat16()] * 3, torch.zeros(1, 6, dtype=torch.int32), 1.0),
+        operations.attended(*[rows[None]] * 4, torch.zeros(1, 7).int(), 1.0, 0),
+        operations.attended(*[rows[None].bfloat16()] * 4, torch.zeros(1, 7).int(), 1.0, 0),
+        operations.attended(*[rows[None].bfloat16()] * 4, torch.zeros(1, 7), 1.0, 0),
+        operations.attended(rows[None].half(), *[rows[None].bfloat16()] * 3, torch.zeros(1, 8).int(), 1.0, 0),
     ):
         assert wrong.shape == (0,)
     assert not operations.normed(torch.empty(0, 16), weight, 1e-5, LANES, 0).numel()

@@ -26,8 +26,8 @@ def test_numbers_are_attention_and_follow_the_text_alone(given: Pass) -> None:
         for node in range(len(tree)):  # alone, behind its text, which is all there is
             key, value = given.text(row, node, given.key), given.text(row, node, given.value)
             slots = key.shape[2]
-            place = torch.tensor([[0, slots - 1, slots - 1, 0]], dtype=torch.int32)
-            alone = attend(given.query[row : row + 1, :, node : node + 1], key, value, None, place, None)
+            place = torch.tensor([[0, slots - 1, slots - 1, 0, 0, 0]], dtype=torch.int32)
+            alone = attend(given.query[row : row + 1, :, node : node + 1], key, value, None, place, given.scale)
             assert torch.equal(alone[0, 0], found[row, node])
 
 
@@ -66,9 +66,8 @@ def test_a_tree_may_see_no_more_than_a_window() -> None:
     torch.manual_seed(0)
     whole = Pass([TokenTree.chain(0, [1, 2])], [200], [0], (4, 2, 16))
     whole.mask[..., :150] = LOWEST
-    held = attend(
-        whole.query, whole.key[:, :, 100:], whole.value[:, :, 100:], whole.mask[..., 100:], whole.sequences, None
-    )
+    key, value, mask = whole.key[:, :, 100:], whole.value[:, :, 100:], whole.mask[..., 100:]
+    held = attend(whole.query, key, value, mask, whole.sequences, 0.25)
     assert torch.equal(whole.ours(), held)  # a layer that has dropped what nobody sees
 
 
@@ -81,8 +80,8 @@ def test_only_what_the_kernel_knows_is_served() -> None:
     assert not serves(query, key, key, torch.ones(1, 1, 2, 9, dtype=torch.bool))
 
 
-@pytest.mark.parametrize("places", [[0, 9, 7, 0, 0], [3, 2, 7, 0, 0], [-1, 7, 7, 0, 0], [0, 7, 7, 0, 2], [0, 7, 7, 0]])
-def test_places_that_cannot_be_are_refused(places: list[int]) -> None:
+@pytest.mark.parametrize("wrong", [[0, 9, 7, 0, 0], [3, 2, 7, 0, 0], [-1, 7, 7, 0, 0], [0, 7, 7, 0, 2], [0, 7, 7, 0]])
+def test_places_that_cannot_be_are_refused(wrong: list[int]) -> None:
     query, key = torch.zeros(1, 4, 2, 16).bfloat16(), torch.zeros(1, 2, 9, 16).bfloat16()
     with pytest.raises(ValueError, match="expected slots, masks and places of the same sequences and nodes"):
-        attend(query, key, key, None, torch.tensor([places], dtype=torch.int32), None)
+        attend(query, key, key, None, torch.tensor([[*wrong[:3], 0, 0, *wrong[3:]]], dtype=torch.int32), 0.25)

@@ -66,7 +66,7 @@ _ROTARY = """
   %result = aten::add(%straight, %across, %one)
 """
 _ROTATED = "%result = lookahead::rotated(%states, %cosines, %sines)"
-_ATTEND = "%result = lookahead::attend(%queries, %keys, %values, %mask, %sequences, %scale)"
+_ATTEND = "%result = lookahead::attend(%queries, %keys, %values, %mask, %sequences, %scale, %windowed)"
 _ALL_SEEN = """
   %channels : int = prim::Constant[value=3]()
   %none : int = prim::Constant[value=0]()
@@ -76,7 +76,7 @@ _ALL_SEEN = """
 _ATTENDED = """
   %heads : int = prim::Constant[value=1]()
   %nodes : int = prim::Constant[value=2]()
-  %states = lookahead::attended(%queries, %keys, %values, %mask, %sequences, %scale)
+  %states = lookahead::attended(%queries, %keys, %values, %mask, %sequences, %scale, %windowed)
   %result = aten::transpose(%states, %heads, %nodes)
 """
 
