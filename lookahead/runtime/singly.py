@@ -31,15 +31,15 @@ _TRIED = 400_000  # numbers, at least: one wrong rounding shows in 1 of 100,000
 
 def how_singly(model: PreTrainedModel, traits: ModelTraits) -> int:
     """How all layers compute each node with the bits of plain decoding: SINGLY, or PACKED; IN_ORDER if they do not."""
-    config, rules = traits.config, mask_rules(model, traits)
-    heads = getattr(config, "num_attention_heads", 1)
+    config, heads = traits.config, getattr(traits.config, "num_attention_heads", 1)
     # Of a single head torch lets threads share the work, which then add in another order.
     if obstacle() is not None or traits.dtype != torch.bfloat16 or heads == 1:
         return IN_ORDER
-    if shortest_window(traits, rules) is not None and held_window(model, traits, rules, None) is None:
-        return IN_ORDER
     sizes = filter(None, (getattr(config, name, None) for name in ("head_dim", "global_head_dim")))
-    return min(map(how_of, set(sizes) or {config.hidden_size // heads}))
+    how = min(map(how_of, set(sizes) or {config.hidden_size // heads}))
+    rules = mask_rules(model, traits) if how else None
+    windowed = shortest_window(traits, rules) is not None
+    return IN_ORDER if windowed and held_window(model, traits, rules, None) is None else how
 
 
 def how_of(channels: int) -> int:
