@@ -23,6 +23,14 @@ def _loaded() -> tuple[Any, str]:
 
 speedups, missing = _loaded()
 
+# Operations whose kernels are in `_c/operations.c`; the first three are traces' own, `attend` is Python's.
+LIBRARY = torch.library.Library("lookahead", "DEF")
+LIBRARY.define("normed(Tensor rows, Tensor weight, float epsilon, int lanes, int less) -> Tensor")
+LIBRARY.define("rotated(Tensor states, Tensor cosines, Tensor sines) -> Tensor")
+_STATES = "Tensor query, Tensor key, Tensor value"
+LIBRARY.define(f"attended({_STATES}, Tensor mask, Tensor sequences, float scale, int windowed) -> Tensor")
+LIBRARY.define(f"attend({_STATES}, Tensor? mask, Tensor sequences, float scale, int windowed) -> Tensor")
+
 
 @cache
 def operations() -> bool:

@@ -2,10 +2,6 @@
 #ifdef __GNUC__ /* else there are no such vectors, and no operations */
 #pragma GCC optimize("fp-contract=fast") /* whatever that is on a machine, it is the same for every row */
 
-#ifdef __gnu_linux__
-#include <dlfcn.h>
-#endif
-
 #define LANES 16 /* rows of a tile: query heads of a node that share a key head, then those of the next node */
 #define KEYS 64  /* positions of a block, counted from a sequence's first token */
 #define STEP 8   /* keys, or rows, that are multiplied side by side */
@@ -110,13 +106,13 @@ read_keys(const Attention *of, const Tile *tile, Py_ssize_t start, Py_ssize_t st
 static void
 attend_tile(const Attention *of, Tile *tile, Py_ssize_t number)
 {
-    Py_ssize_t first = number % of->tiles * LANES, all = of->nodes * of->group, size = of->channels;
-    Py_ssize_t sequence = number / of->tiles / of->key_heads, fresh = of->slots - of->nodes;
+    Py_ssize_t first = number % of->row_tiles * LANES, all = of->nodes * of->group, size = of->channels;
+    Py_ssize_t sequence = number / of->row_tiles / of->key_heads, fresh = of->slots - of->nodes;
     const View *sequences = of->tensors + SEQUENCES;
     const int32_t *place = (const int32_t *)sequences->data + sequence * sequences->strides[0];
     Py_ssize_t text = place[START] - place[BASE] + fresh, length = place[LENGTH] - place[START]; /* where it begins */
     tile->sequence = sequence;
-    tile->head = number / of->tiles % of->key_heads;
+    tile->head = number / of->row_tiles % of->key_heads;
     tile->rows = Py_MIN(LANES, all - first);
     tile->highest = (Lanes){0} - 1e30f;
     tile->whole = (Lanes){0};
@@ -159,8 +155,8 @@ attend_tiles(void *given)
     tile.keys = (float *)(room + size + 2 * keys);
     tile.values = tile.keys + keys * size;
     tile.sums = tile.values + keys * size;
-    of->failed |= room == NULL;
-    for (Py_ssize_t at; room != NULL && (at = __atomic_fetch_add(&of->next, 1, __ATOMIC_RELAXED)) < of->count;)
+    of->tiles.failed |= room == NULL;
+    for (Py_ssize_t at; room != NULL && (at = next_part(&of->tiles)) < of->tiles.count;)
         attend_tile(of, &tile, at);
     free(room);
 }
@@ -186,8 +182,8 @@ is_sound(Attention *of)
         return 0;
     of->padded = (of->channels + LANES - 1) / LANES * LANES;
     of->group = queries->sizes[1] / of->key_heads;
-    of->tiles = (of->nodes * of->group + LANES - 1) / LANES;
-    of->count = batch * of->key_heads * of->tiles;
+    of->row_tiles = (of->nodes * of->group + LANES - 1) / LANES;
+    of->tiles.count = batch * of->key_heads * of->row_tiles;
     int sound = of->group > 0 && queries->sizes[1] == of->group * of->key_heads && of->slots >= of->nodes &&
                 is_of_sizes(keys, batch, of->key_heads, of->slots, of->channels) &&
                 is_of_sizes(of->tensors + V, batch, of->key_heads, of->slots, of->channels) &&
@@ -200,19 +196,5 @@ is_sound(Attention *of)
                 place[BASE] >= of->slots - of->nodes && place[WINDOW] >= 0 && 0 <= depth && depth < of->nodes;
     }
     return sound;
-}
-
-int
-share_out(Attention *of, void (*part)(void *))
-{
-    void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
-    int (*threads)(void) = NULL;
-#ifdef __gnu_linux__ /* torch's own threads, where its library is found: others would wait beside them */
-    *(void **)&threads = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
-    if (threads != NULL && threads() > 1 && of->count > 1)
-        *(void **)&parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
-#endif
-    parallel != NULL ? parallel(part, of, (unsigned)Py_MIN((Py_ssize_t)threads(), of->count), 0) : part(of);
-    return of->failed;
 }
 #endif

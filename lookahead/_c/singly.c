@@ -72,7 +72,7 @@ attend_run(Singly *of, const Run *run, Py_ssize_t head, Room *room)
     const int together = (int)run->together;
     Py_ssize_t most = 0;
     if (offset < 0) {
-        of->all.failed = 1;
+        of->all.tiles.failed = 1;
         return;
     }
     for (Py_ssize_t at = 0; at < text; at++) {
@@ -140,10 +140,10 @@ attend_runs(void *given)
             room->rows[row].query = room->own + (values + row) * of->wide;
             room->rows[row].sums = room->own + (values + ROWS + ABREAST + row) * of->wide;
         }
-        for (Py_ssize_t at; (at = __atomic_fetch_add(&of->all.next, 1, __ATOMIC_RELAXED)) < of->all.count;)
+        for (Py_ssize_t at; (at = next_part(&of->all.tiles)) < of->all.tiles.count;)
             attend_run(of, of->runs + at / of->all.key_heads, at % of->all.key_heads, room);
     } else
-        of->all.failed = 1;
+        of->all.tiles.failed = 1;
     free(room);
     free(lines);
     free(rest);
@@ -177,8 +177,8 @@ attend_singly(const Attention *all, int windowed)
                 of.runs[count++] = (Run){sequence, row, 1, start, together};
         }
     }
-    of.all.count = count * of.all.key_heads;
-    int failed = share_out(&of.all, attend_runs);
+    of.all.tiles.count = count * of.all.key_heads;
+    int failed = share_out(&of.all.tiles, attend_runs);
     free(of.runs);
     return failed;
 }
@@ -194,5 +194,5 @@ int
 attend(Attention *of, int windowed)
 {
     int in_order = ((const int32_t *)of->tensors[SEQUENCES].data)[HOW] == IN_ORDER;
-    return in_order ? share_out(of, attend_tiles) : attend_singly(of, windowed);
+    return in_order ? share_out(&of->tiles, attend_tiles) : attend_singly(of, windowed);
 }

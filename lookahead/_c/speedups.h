@@ -12,6 +12,7 @@
 #include <Python.h>
 #include <math.h>
 #include <stdint.h>
+#include "threads.h"
 
 /* Loops over whole vocabularies, for the widest vectors that the processor has. GCC knows the fourth level of x86-64
  * since its version 12. No clone contracts or reorders anything, so all compute the same. */
@@ -120,19 +121,16 @@ enum { START, LENGTH, BASE, HOW, WINDOW, DEPTHS }; /* of a sequence, see `lookah
 /* Attention in numbers of two bytes: tensors are queries [batch, head, node, channel]; keys, values, mask (of no size
  * if there is none) and sequences as lookahead.runtime.ordered_attention says; and the output, like queries. */
 typedef struct {
+    Work tiles; /* first, as threads are given it; `row_tiles`: of a key head */
     const View *tensors;
     Py_ssize_t nodes, group, channels, padded, slots; /* padded: channels, up to whole vectors */
-    Py_ssize_t key_heads, tiles, next, count;         /* of a sequence, of a key head; untaken and all tiles */
+    Py_ssize_t key_heads, row_tiles;
     float scale;
     Kind kind; /* of queries, keys, values and masks */
-    int failed;
 } Attention;
 
 /* Whether tensors, and what sequences say of them, fit together; sizes are noted. */
 int is_sound(Attention *of);
-
-/* Let each of torch's threads do its part of what there is to count; not 0 if one has failed, without memory. */
-int share_out(Attention *of, void (*part)(void *));
 
 /* What each thread does: take tiles of attention in the order of the text while there are any. */
 void attend_tiles(void *attention);

@@ -21,12 +21,12 @@ from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import packing_pays, tree_forward
+from lookahead.runtime.attention_trials import MASKED, PACKED
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.masks import MaskBuffer, tree_masks
 from lookahead.runtime.packed_layers import Invariance, Packed, packed_twin
 from lookahead.runtime.packing import packing_of
 from lookahead.runtime.scores import send
-from lookahead.runtime.singly import MASKED, PACKED
 from lookahead.runtime.turns import Turns
 
 # What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.

@@ -19,14 +19,6 @@ from lookahead import _native
 from lookahead.runtime.registry import this_pass
 from lookahead.runtime.turns import attend_in_turn
 
-_LIBRARY = torch.library.Library("lookahead", "DEF")
-# Their kernels are in `_c/operations.c`; the first three are traces' own.
-_LIBRARY.define("normed(Tensor rows, Tensor weight, float epsilon, int lanes, int less) -> Tensor")
-_LIBRARY.define("rotated(Tensor states, Tensor cosines, Tensor sines) -> Tensor")
-_STATES = "Tensor query, Tensor key, Tensor value"
-_LIBRARY.define(f"attended({_STATES}, Tensor mask, Tensor sequences, float scale, int windowed) -> Tensor")
-_LIBRARY.define(f"attend({_STATES}, Tensor? mask, Tensor sequences, float scale, int windowed) -> Tensor")
-
 _left_out: set[type[nn.Module]] = set()  # attention layers that this cannot stand in for
 
 
@@ -98,4 +90,4 @@ def attend(
     return output
 
 
-_LIBRARY.impl("attend", attend, "CPU")
+_native.LIBRARY.impl("attend", attend, "CPU")

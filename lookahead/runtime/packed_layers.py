@@ -17,7 +17,7 @@ rows take four times what one takes. Weights are packed in float32 there, and ou
     bfloat16, packed in float32, ms                        0.19   0.26   0.32   0.51
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeGuard
@@ -26,11 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from lookahead.models.early_exit import twin_of
+from lookahead.runtime.layer_trials import ANY_ROWS, RowRange
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MOST_OUTPUTS = 8192  # of a layer that is tried: those of an output layer are many, and computed alike
-_OUTPUTS_ASIDE = 64  # of which the last ones are computed by themselves
-_NUMBERS = 65_537  # that such a weight repeats: a prime, so that no two outputs are alike
 _ROWS_HINT = 16  # of the input, for which oneDNN chooses a layout; the others cost hardly more
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # layers of one module with the same input
 
@@ -50,16 +48,6 @@ class Part(NamedTuple):
 
 
 Parts = dict[int, Part]  # by the id of the layer's own weight
-
-
-class RowRange(NamedTuple):
-    """How many rows of input a layer is given at a time: so that a row's outputs are the same whatever is beside it."""
-
-    least: int = 1
-    most: int = 1 << 30
-
-
-ANY_ROWS = RowRange()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +137,6 @@ def pack_weight(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(whole, _ROWS_HINT)
 
 
-def tried_weight(layer: nn.Linear) -> Tensor:
-    """A weight like a layer's, with as many outputs as tell how all are computed. Its numbers are none of the model's,
-    whose weights may be all alike."""
-    outputs, features = layer.weight.shape
-    if outputs > _MOST_OUTPUTS:
-        outputs = _MOST_OUTPUTS + outputs % _OUTPUTS_ASIDE
-    numbers = torch.empty(_NUMBERS).uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(0))
-    count = outputs * features
-    return numbers.to(layer.weight.dtype).repeat(-(-count // _NUMBERS))[:count].view(outputs, features)
-
-
-def rows_for(weight: Tensor, count: int) -> Tensor:
-    """Rows of input to try a weight ``[out, in]`` with."""
-    return torch.arange(count * weight.shape[1], dtype=torch.float32).sin_().to(weight.dtype).view(count, -1)
-
-
 def packed_bytes(layers: Sequence[nn.Linear]) -> int:
     """The size of packed weights."""
     return sum(layer.weight.numel() * computed_dtype(layer.weight.dtype).itemsize for layer in layers)
@@ -200,17 +172,6 @@ def groups_of(model: nn.Module) -> list[Group]:
                 together |= dict.fromkeys(map(id, group), group)
     layers = filter(can_be_packed, model.modules())
     return list(dict.fromkeys(together.get(id(layer), (layer,)) for layer in layers))
-
-
-def linear_kinds(layers: Iterable[nn.Module]) -> list[nn.Linear]:
-    """One linear layer of each kind that kernels tell apart."""
-    linear = (layer for layer in layers if isinstance(layer, nn.Linear))
-    return list({(layer.weight.shape, layer.weight.dtype, layer.bias is None): layer for layer in linear}.values())
-
-
-def kind_of(layer: nn.Linear) -> list[Any]:
-    weight = layer.weight
-    return [*weight.shape, str(weight.dtype), layer.bias is not None]
 
 
 def shapes_of(group: Group) -> Shapes:

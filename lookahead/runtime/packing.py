@@ -34,27 +34,23 @@ from transformers import PreTrainedModel
 from lookahead._per_model import PerModel
 from lookahead.models.code_safety import is_safe
 from lookahead.models.fingerprint import weights_stamp
+from lookahead.runtime.layer_trials import RowRange, kind_of, linear_kinds, rows_for, tried_weight
 from lookahead.runtime.machine import found_once
 from lookahead.runtime.packed_layers import (
     Group,
     Invariance,
     Packed,
     Parts,
-    RowRange,
     Shapes,
     can_be_packed,
     groups_of,
-    kind_of,
     limited_linear,
-    linear_kinds,
     pack,
     pack_weight,
     packed_bytes,
     packed_linear,
     parts_of,
-    rows_for,
     shapes_of,
-    tried_weight,
 )
 
 _FADE = 0.9  # of what is known, from one call to the next

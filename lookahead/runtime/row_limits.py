@@ -8,18 +8,13 @@ given no other numbers of rows: one is given as two, many in parts.
 from functools import partial
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch import nn
 from transformers import PreTrainedModel
 
 from lookahead._per_model import PerModel
+from lookahead.runtime.layer_trials import COUNTS, RowRange, kind_of, linear_kinds, rows_for, rows_of_layer
 from lookahead.runtime.machine import found_once
-from lookahead.runtime.packed_layers import RowRange, kind_of, linear_kinds, rows_for, tried_weight
 from lookahead.runtime.quantised_layers import QuantisedLinear
-
-_COUNTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
-_LEAST = 8  # rows at a time, below which passes would read weights too often
-_NUMBERS = 1 << 17  # that are compared at least: of kernels that differ, one in twenty thousand outputs does
 
 _NUDGE = 4e-6  # of an input: many roundings in float32, and hardly one to fewer bits
 _MOVED = 6e-5  # of the spread of outputs: what so small a change makes of them at most where inputs are not rounded
@@ -46,36 +41,12 @@ def rows_of_all(model: PreTrainedModel) -> dict[int, RowRange] | None:
     return limits
 
 
-def rows_of_layer(layer: nn.Linear) -> RowRange | None:
-    """A layer's limits; None = there are none."""
-    with torch.no_grad():
-        weight = tried_weight(layer)
-        bias = None if layer.bias is None else weight[:, 0].contiguous()
-        times, several = -(-_NUMBERS // (_COUNTS[-1] * len(weight))), max(2, 2 * -(-_NUMBERS // (2 * len(weight))))
-        tried = rows_for(weight, _COUNTS[-1] * times).split(_COUNTS[-1])
-
-        def outputs(count: int) -> Tensor:
-            parts = (part for rows in tried for part in rows[:several].split(count))
-            return torch.cat([linear(part, weight, bias) for part in parts])
-
-        pairs = outputs(2)
-        most = 0
-        for count in _COUNTS:
-            known = torch.cat([part[:count] for part in pairs.split(min(_COUNTS[-1], several))])
-            if not torch.equal(torch.cat([linear(rows[:count], weight, bias)[:several] for rows in tried]), known):
-                break
-            most = count
-        if most < _LEAST:
-            return None
-        return RowRange(1 if torch.equal(outputs(1), pairs) else 2, most)
-
-
 @torch.no_grad()
 def rows_are_alike(layer: QuantisedLinear, dtype: torch.dtype) -> bool:
     """Whether a layer that is given its rows as they come gives each the same outputs beside any others."""
-    given = rows_for(torch.empty(0, layer.in_features, dtype=dtype), _COUNTS[-1])
+    given = rows_for(torch.empty(0, layer.in_features, dtype=dtype), COUNTS[-1])
     outputs = layer(given)
-    return all(torch.equal(layer(given[:count]), outputs[:count]) for count in (1, *_COUNTS))
+    return all(torch.equal(layer(given[:count]), outputs[:count]) for count in (1, *COUNTS))
 
 
 @torch.no_grad()
@@ -88,7 +59,7 @@ def rounding_layer(model: PreTrainedModel) -> str | None:
         if not isinstance(getattr(layer, "in_features", None), int) or type(weight) is nn.Parameter:
             continue
         if type(layer) not in known:
-            given = rows_for(torch.empty(0, layer.in_features, dtype=model.dtype), _COUNTS[-1]).to(model.device)
+            given = rows_for(torch.empty(0, layer.in_features, dtype=model.dtype), COUNTS[-1]).to(model.device)
             before, after = layer(given), layer(given * (1 + _NUDGE))
             known[type(layer)] = bool((after - before).abs().max() > _MOVED * before.std())
         if known[type(layer)]:

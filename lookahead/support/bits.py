@@ -11,7 +11,8 @@ from lookahead.models.code_safety import is_safe
 from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime import ordered_attention
-from lookahead.runtime.packed_layers import Invariance, RowRange, computed_dtype
+from lookahead.runtime.layer_trials import RowRange
+from lookahead.runtime.packed_layers import Invariance, computed_dtype
 from lookahead.runtime.packing import packs_alike
 from lookahead.runtime.quantised_layers import is_quantised
 from lookahead.runtime.row_limits import rounding_layer, rows_of_all

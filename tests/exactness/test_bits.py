@@ -14,7 +14,7 @@ from jacobi import LookaheadError, TokenTree
 from lookahead import Jacobi, Lookahead
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime import ordered_attention, packing
-from lookahead.runtime.packed_layers import RowRange
+from lookahead.runtime.layer_trials import RowRange
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import trace_now, traces_to_measure

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lookahead.runtime import row_costs as module
-from lookahead.runtime import row_limits
-from lookahead.runtime.packed_layers import Invariance, Packed, RowRange, limited_linear, packed_twin
+from lookahead.runtime.layer_trials import RowRange
+from lookahead.runtime.packed_layers import Invariance, Packed, limited_linear, packed_twin
 from lookahead.runtime.row_costs import row_costs
 
 
@@ -55,30 +55,6 @@ def test_too_few_plain_layers_at_hand_tell_nothing() -> None:
     assert row_costs(layers(9, device="meta")) is None
     assert row_costs(nn.Sequential(*(Other(8, 4) for _ in range(9)))) is None
     assert row_costs(layers(9).to(torch.bfloat16)) is not None
-
-
-def given_to(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
-    """Linear layers whose sums follow the number of rows as on some machine."""
-
-    def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        outputs = (rows[:, None] * weight).sum(-1)
-        return (
-            outputs
-            + {"alike": 0, "one apart": len(rows) == 1, "many apart": len(rows) > 24, "all apart": len(rows)}[kernel]
-        )
-
-    monkeypatch.setattr(row_limits, "linear", linear)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "expected"),
-    [("alike", RowRange(1, 64)), ("one apart", RowRange(2, 64)), ("many apart", RowRange(1, 24)), ("all apart", None)],
-)
-def test_limits_are_those_within_which_rows_are_alike(
-    monkeypatch: pytest.MonkeyPatch, kernel: str, expected: RowRange | None
-) -> None:
-    given_to(monkeypatch, kernel)
-    assert row_limits.rows_of_layer(nn.Linear(16, 40)) == expected
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8])

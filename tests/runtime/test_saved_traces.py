@@ -11,7 +11,8 @@ from helpers.models import fresh_model, prompts, same_as_plain
 from transformers import LlamaForCausalLM
 
 from lookahead import Lookahead
-from lookahead.runtime.packed_layers import Invariance, Packed, RowRange, groups_of, parts_of
+from lookahead.runtime.layer_trials import RowRange
+from lookahead.runtime.packed_layers import Invariance, Packed, groups_of, parts_of
 from lookahead.runtime.tracing import record, saved, schedule
 from lookahead.runtime.tracing.replay import Kind, Missed, Traces
 

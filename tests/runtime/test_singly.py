@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from jacobi import TokenTree
-from lookahead.runtime import singly
+from lookahead.runtime import attention_trials
+from lookahead.runtime.attention_trials import IN_ORDER, MASKED, PACKED, SINGLY, tried
 from lookahead.runtime.ordered_attention import attend, obstacle
-from lookahead.runtime.singly import IN_ORDER, MASKED, PACKED, how_of
+from lookahead.runtime.singly import how_of
 
 pytestmark = pytest.mark.skipif(
     obstacle() is not None or not how_of(16), reason="torch's kernel for a single token adds in another order here"
@@ -76,7 +77,7 @@ def test_single_rows_and_tiles_may_take_turns() -> None:
 
 def test_a_window_has_to_be_held() -> None:
     with pytest.raises(ValueError, match="expected slots, masks and places"):
-        computed(Pass([TokenTree.chain(0, [1, 2])], [200], [0], (4, 2, 16)), singly.SINGLY, 60, 150)
+        computed(Pass([TokenTree.chain(0, [1, 2])], [200], [0], (4, 2, 16)), SINGLY, 60, 150)
 
 
 @pytest.mark.parametrize("kind", ["another order", "heads together"])
@@ -91,6 +92,6 @@ def test_a_trial_finds_what_is_not_plain_decodings(kind: str, monkeypatch: pytes
 
         monkeypatch.setattr(torch.ops.lookahead, "attended", nearly)
     else:
-        monkeypatch.setattr(singly, "MASKED", singly.SINGLY)
-        monkeypatch.setattr(singly, "SINGLY", IN_ORDER)
-    assert singly.tried(16) == IN_ORDER
+        monkeypatch.setattr(attention_trials, "MASKED", SINGLY)
+        monkeypatch.setattr(attention_trials, "SINGLY", IN_ORDER)
+    assert tried(16) == IN_ORDER
