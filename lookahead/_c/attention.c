@@ -193,7 +193,8 @@ is_sound(Attention *of)
         const int32_t *place = (const int32_t *)sequences->data + at / of->nodes * sequences->strides[0];
         int32_t depth = place[DEPTHS + at % of->nodes];
         sound = 0 <= place[START] && place[START] <= place[LENGTH] && place[LENGTH] <= place[BASE] &&
-                place[BASE] >= of->slots - of->nodes && place[WINDOW] >= 0 && 0 <= depth && depth < of->nodes;
+                place[BASE] >= of->slots - of->nodes && place[WINDOW] >= 0 && 0 <= place[ROW] &&
+                place[ROW] < place[BATCH] && 0 <= depth && depth < of->nodes;
     }
     return sound;
 }

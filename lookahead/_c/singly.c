@@ -9,14 +9,15 @@
  *   values: those of STEP slots from nothing on, pair after pair, the odd one first; that is added to the rest.
  * Where it has a mask, transformers gives it the query heads of a key head together. Then tiles are multiplied: of
  * PAIRED channels, or slots, even ones and odd ones are added apart from nothing on, then both to the rest.
+ * Other orders are in fours.h.
  * Nodes that a node does not see are no slots. What it does not see of the text has slots, and adds nothing. */
 
-typedef struct { Py_ssize_t sequence, first, rows, start, together; } Run; /* rows that begin to see at the same slot */
+typedef struct { Py_ssize_t sequence, first, rows, start; Order order; } Run; /* rows that see from a slot on */
 
 typedef struct {
     Attention all; /* first, as threads are given it; its tiles are runs of one key head */
     Run *runs;
-    Py_ssize_t wide; /* channels, up to whole vectors of pairs */
+    Py_ssize_t wide, threads; /* channels, up to whole vectors of pairs; of torch */
 } Singly;
 
 typedef struct { /* of a thread */
@@ -38,19 +39,29 @@ find_nodes(const Attention *of, const Run *run, Py_ssize_t head, Row *row, Room 
     return row->slots;
 }
 
-/* Shares of one block of a row's slots: those of the text, which are scored, then nodes. */
+/* Scores of some slots of a row, for which nothing is shared. */
 FAST static void
-share_block(const Singly *of, int together, Room *room, Row *row, Py_ssize_t block, Py_ssize_t text, Py_ssize_t offset)
+score_own(const Singly *of, Order order, Room *room, Row *row, Py_ssize_t block, Py_ssize_t from, Py_ssize_t stop)
 {
-    const Py_ssize_t stop = Py_MIN(row->slots, block + SPLIT), end = Py_MIN(text, stop);
-    for (Py_ssize_t at = Py_MAX(text, block); at < stop; at += LANES) {
+    for (Py_ssize_t at = from; at < stop; at += LANES) {
         Row *few = room->rows + ROWS; /* of which the first is this one, as others have scores already */
-        gather_keys(room->keys + at, stop - at, of->all.channels, of->wide, together, room->few);
+        gather_keys(room->keys + at, stop - at, of->all.channels, of->wide, order, room->few);
         few->query = row->query;
-        score_rows(room->few, few, 1, of->wide, together, 0);
+        score_rows(room->few, few, 1, of->wide, order, 0);
         memcpy(row->scores + at - block, few->scores, sizeof(float) * Py_MIN(LANES, stop - at));
     }
-    if (together && stop - block == 1) /* which is no tile */
+}
+
+/* Shares of one block of a row's slots: those that are scored, then others; the text's may be hidden. */
+FAST static void
+share_block(const Singly *of, Order order, Room *room, Row *row, Py_ssize_t block, Py_ssize_t scored, Py_ssize_t text,
+            Py_ssize_t offset)
+{
+    const Py_ssize_t stop = Py_MIN(row->slots, block + SPLIT), end = Py_MIN(text, stop), odd = (stop - block) % 4;
+    score_own(of, order == EIGHTS ? FOURS : order, room, row, block, Py_MAX(scored, block), stop);
+    if (order == EIGHTS && stop - block > 1)
+        score_own(of, EIGHTS, room, row, block, stop - odd, stop);
+    if (order == TILES && stop - block == 1) /* which is no tile */
         row->scores[0] = score_alone(room->keys[block], row->query, of->all.channels, of->wide);
     for (Py_ssize_t at = block; row->mask != NULL && at < end; at += LANES) {
         const __mmask16 all = (1u << Py_MIN(LANES, end - at)) - 1;
@@ -69,7 +80,8 @@ attend_run(Singly *of, const Run *run, Py_ssize_t head, Room *room)
     const Py_ssize_t text = Py_MAX(0, place[LENGTH] - run->start);
     const Py_ssize_t offset = run->start - place[BASE] + of->all.slots - of->all.nodes; /* the first slot's place */
     Row *rows = room->rows, *end = rows + run->rows;
-    const int together = (int)run->together;
+    const Order order = run->order;
+    const Py_ssize_t step = order == TILES ? PAIRED : order >= FOURS ? step_of(order) : STEP;
     Py_ssize_t most = 0;
     if (offset < 0) {
         of->all.tiles.failed = 1;
@@ -89,27 +101,30 @@ attend_run(Singly *of, const Run *run, Py_ssize_t head, Room *room)
         const uint16_t *query = line_in(tensors + QUERIES, run->sequence, row->head, row->node);
         memset(row->query, 0, wide * sizeof(float));
         memset(row->sums, 0, wide * sizeof(float));
-        together ? widen(query, BFLOAT16, row->query, size) : split_line(query, size, row->query);
+        order == PAIRS ? split_line(query, size, row->query) : widen(query, BFLOAT16, row->query, size);
         most = Py_MAX(most, find_nodes(&of->all, run, head, row, room, text));
+        row->peeled = order == EIGHTS ? peeled_of(&of->all, place, of->threads, head, row->slots) : 0;
     }
+    const Py_ssize_t shared = order == CHAINS ? most : text; /* of rows of a single node all slots */
     for (Py_ssize_t block = 0; block < most; block += SPLIT) {
-        const Py_ssize_t stop = Py_MIN(text, block + SPLIT), step = together ? PAIRED : STEP,
-                         steps = Py_MAX(0, stop - block) / step * step;
+        const Py_ssize_t stop = Py_MIN(shared, block + SPLIT), steps = Py_MAX(0, stop - block) / step * step;
+        const Order scored = order == CHAINS && stop - block < FEW ? EIGHTS : order;
         for (Py_ssize_t at = block; at < stop; at += LANES) {
-            gather_keys(room->keys + at, stop - at, size, wide, together, room->few);
-            score_rows(room->few, rows, run->rows, wide, together, at - block);
+            const Order each = scored == EIGHTS ? FOURS : scored;
+            gather_keys(room->keys + at, stop - at, size, wide, each, room->few);
+            score_rows(room->few, rows, run->rows, wide, each, at - block);
         }
         for (Row *row = rows; row < end; row++)
             if (block < find_nodes(&of->all, run, head, row, room, text))
-                share_block(of, together, room, row, block, text, offset);
+                share_block(of, scored, room, row, block, shared, text, offset);
         gather_values(room->values + block, steps, size, wide, room->shared);
-        add_values(rows, run->rows, together, room->shared, 0, steps, wide);
+        add_values(rows, run->rows, order, room->shared, 0, steps, wide);
         for (Row *row = rows; row < end; row++) {
             const Py_ssize_t slots = find_nodes(&of->all, run, head, row, room, text);
             const Py_ssize_t rest = Py_MIN(slots, block + SPLIT) - block - steps;
             if (rest > 0) {
                 gather_values(room->values + block + steps, rest, size, wide, room->own);
-                add_values(row, 1, together, room->own, steps, rest, wide);
+                add_values(row, 1, order, room->own, steps, rest, wide);
             }
         }
     }
@@ -152,7 +167,7 @@ attend_runs(void *given)
 static int
 attend_singly(const Attention *all, int windowed)
 {
-    Singly of = {.all = *all};
+    Singly of = {.all = *all, .threads = torch_threads()};
     const View *tensors = all->tensors;
     if (!__builtin_cpu_supports("avx512dq") || all->kind != BFLOAT16 || all->channels > CHANNELS)
         return 1;
@@ -169,12 +184,13 @@ attend_singly(const Attention *all, int windowed)
         for (Py_ssize_t row = 0; row < rows; row++) {
             Py_ssize_t end = (Py_ssize_t)place[LENGTH] + place[DEPTHS + row / of.all.group] + 1;
             Py_ssize_t start = window ? Py_MAX(0, end - window) : 0, masked = window && end >= window ? PACKED : MASKED;
-            Py_ssize_t together = of.all.group > 1 && place[HOW] >= masked;
+            Order order = order_of(place[HOW], masked, of.all.group);
             Run *last = of.runs + Py_MAX(0, count - 1);
-            if (row && last->start == start && last->together == together && last->rows < ROWS)
+            int apart = order == CHAINS && row % of.all.group == 0; /* a node's rows by themselves */
+            if (row && last->start == start && last->order == order && last->rows < ROWS && !apart)
                 last->rows++;
             else
-                of.runs[count++] = (Run){sequence, row, 1, start, together};
+                of.runs[count++] = (Run){sequence, row, 1, start, order};
         }
     }
     of.all.tiles.count = count * of.all.key_heads;

@@ -9,30 +9,27 @@ int attend(Attention *of, int windowed);
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
 #define HAS_SINGLY
-#include <immintrin.h>
-#define FAST __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
-
+#include "fours.h"
 #define SPLIT 512 /* slots of a block */
 #define STEP 8
-#define LANES 16
-#define PAIRED 32 /* channels of which one vector holds the even ones, one the odd ones; numbers of a tile's line */
 #define ABREAST 8 /* rows that are computed side by side, at most */
 #define ROWS 32   /* of a run: query heads of a node that share a key head, then of the next one */
 
-typedef struct {
+struct Row {
     const int16_t *mask;
     Py_ssize_t node, head, slots; /* slots that it is computed over, those hidden in the text among them */
+    int peeled; /* channels before the first line of memory, in the sums of torch's kernel */
     float highest, whole, *query, *sums;
     float scores[SPLIT + STEP]; /* then shares; a pair of them may be half past the end */
-} Row;
+};
 
 /* Channels as float32, even ones and odd ones apart. */
 void split_line(const uint16_t *from, Py_ssize_t size, float *into);
 
 /* Read up to LANES keys, and score them by some rows, into scores that begin at a place of the block. */
-void gather_keys(const uint16_t *const *keys, Py_ssize_t count, Py_ssize_t size, Py_ssize_t wide, int together,
+void gather_keys(const uint16_t *const *keys, Py_ssize_t count, Py_ssize_t size, Py_ssize_t wide, Order order,
                  float *into);
-void score_rows(const float *keys, Row *rows, Py_ssize_t count, Py_ssize_t wide, int together, Py_ssize_t place);
+void score_rows(const float *keys, Row *rows, Py_ssize_t count, Py_ssize_t wide, Order order, Py_ssize_t place);
 
 /* The score of a key that is the only one of its block, by a query whose channels are not split. */
 float score_alone(const uint16_t *key, const float *query, Py_ssize_t size, Py_ssize_t wide);
@@ -43,6 +40,6 @@ void share_scores(Row *row, Py_ssize_t count, float scale, Py_ssize_t wide);
 /* Read values, behind an odd number of them one of nothing; add them to rows by their shares, which begin at a place
  * of the block. */
 void gather_values(const uint16_t *const *values, Py_ssize_t count, Py_ssize_t size, Py_ssize_t wide, float *into);
-void add_values(Row *rows, Py_ssize_t count, int together, const float *values, Py_ssize_t place, Py_ssize_t slots,
+void add_values(Row *rows, Py_ssize_t count, Order order, const float *values, Py_ssize_t place, Py_ssize_t slots,
                 Py_ssize_t wide);
 #endif

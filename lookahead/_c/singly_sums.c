@@ -1,15 +1,6 @@
 #include "singly.h"
 #ifdef HAS_SINGLY
 
-/* Work on so many rows side by side, at least as many as there are: others beside them are scratch. */
-#define IN_PARTS(work, count) (count) > 4 ? work(ABREAST) : (count) > 1 ? work(4) : work(1)
-
-FAST static inline __m512i
-pairs_of(const uint16_t *from, Py_ssize_t left)
-{
-    return left >= PAIRED ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16((1u << left) - 1, from);
-}
-
 FAST void
 split_line(const uint16_t *from, Py_ssize_t size, float *into)
 {
@@ -86,26 +77,23 @@ score_together(const float *keys, Row *rows, const int count, Py_ssize_t wide, P
 }
 
 FAST void
-gather_keys(const uint16_t *const *keys, Py_ssize_t count, Py_ssize_t size, Py_ssize_t wide, int together, float *into)
+gather_keys(const uint16_t *const *keys, Py_ssize_t count, Py_ssize_t size, Py_ssize_t wide, Order order, float *into)
 {
-    float line[wide];
-    memset(into + size * LANES, 0, (wide - size) * LANES * sizeof(float)); /* where keys may have been split before */
-    for (Py_ssize_t key = 0; key < Py_MIN(LANES, count); key++)
-        if (together) {
-            widen(keys[key], BFLOAT16, line, size);
-            for (Py_ssize_t at = 0; at < size; at++)
-                into[at * LANES + key] = line[at];
-        } else
-            split_line(keys[key], size, into + key * wide);
+    if (order != PAIRS)
+        turn_keys(keys, Py_MIN(LANES, count), size, wide, into);
+    for (Py_ssize_t key = 0; order == PAIRS && key < Py_MIN(LANES, count); key++)
+        split_line(keys[key], size, into + key * wide);
 }
 
 FAST void
-score_rows(const float *keys, Row *rows, Py_ssize_t count, Py_ssize_t wide, int together, Py_ssize_t place)
+score_rows(const float *keys, Row *rows, Py_ssize_t count, Py_ssize_t wide, Order order, Py_ssize_t place)
 {
 #define SCORED(many) score_together(keys, rows, many, wide, place)
-    for (; together && count > 0; rows += ABREAST, count -= ABREAST)
+    if (order >= FOURS)
+        score_in_fours(keys, rows, count, wide, order, place);
+    for (; order == TILES && count > 0; rows += ABREAST, count -= ABREAST)
         IN_PARTS(SCORED, count);
-    for (; count > 0; rows++, count--)
+    for (; order == PAIRS && count > 0; rows++, count--)
         score(keys, rows->query, wide, rows->scores + place);
 }
 
@@ -155,7 +143,7 @@ share_scores(Row *row, Py_ssize_t count, float scale, Py_ssize_t wide)
     sums = _mm512_add_ps(sums, _mm512_shuffle_ps(sums, sums, 0x4E));
     sum = _mm512_cvtss_f32(_mm512_add_ps(sums, _mm512_shuffle_ps(sums, sums, 0xB1)));
     for (; at < count; at++)
-        sum += scores[at] = expf(scores[at] - top);
+        sum += scores[at] = (float)exp(scores[at] - top); /* torch takes the one of float64 there */
     for (at = 0; at < count; at++)
         scores[at] = widened(narrowed(scores[at]));
     memset(scores + count, 0, STEP * sizeof(float));
@@ -212,13 +200,15 @@ add(Row *rows, const int count, const int together, const float *values, Py_ssiz
 }
 
 FAST void
-add_values(Row *rows, Py_ssize_t count, int together, const float *values, Py_ssize_t place, Py_ssize_t slots,
+add_values(Row *rows, Py_ssize_t count, Order order, const float *values, Py_ssize_t place, Py_ssize_t slots,
            Py_ssize_t wide)
 {
 #define TILED(many) add(rows, many, 1, values, place, slots, wide)
 #define ADDED(many) add(rows, many, 0, values, place, slots, wide)
     for (; count > 0; rows += ABREAST, count -= ABREAST)
-        if (together)
+        if (order >= FOURS)
+            add_in_fours(rows, Py_MIN(count, ABREAST), order, values, place, slots, wide);
+        else if (order == TILES)
             IN_PARTS(TILED, count);
         else
             IN_PARTS(ADDED, count);

@@ -116,7 +116,7 @@ line_in(const View *of, int64_t sequence, int64_t head, int64_t node)
 }
 
 enum { QUERIES, K, V, MASK, SEQUENCES, OUTPUT };
-enum { START, LENGTH, BASE, HOW, WINDOW, DEPTHS }; /* of a sequence, see `lookahead.runtime.ordered_attention.attend` */
+enum { START, LENGTH, BASE, HOW, WINDOW, ROW, BATCH, DEPTHS }; /* of a sequence, see `runtime.ordered_attention` */
 
 /* Attention in numbers of two bytes: tensors are queries [batch, head, node, channel]; keys, values, mask (of no size
  * if there is none) and sequences as lookahead.runtime.ordered_attention says; and the output, like queries. */

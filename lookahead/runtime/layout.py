@@ -136,10 +136,10 @@ class Layout:
         return send(nodes, self.device), send(slots, self.device)
 
     def sequences(self, trees: Sequence[TokenTree], how: int, window: int) -> Tensor:
-        """What :func:`.ordered_attention.attend` is told of each sequence: int32 ``[batch, 5 + node]``."""
-        alike = ([each] * len(trees) for each in (self.cache.base, how, window))
-        depths = below(trees, [0] * len(trees))
-        return torch.from_numpy(np.column_stack([self.padding, self.cache.lengths, *alike, depths]).astype(np.int32))
+        """What :func:`.ordered_attention.attend` is told of each sequence: int32 ``[batch, 7 + node]``."""
+        base, hows, windows, counts = ([each] * len(trees) for each in (self.cache.base, how, window, self.count))
+        told = self.padding, self.cache.lengths, base, hows, windows, self.rows, counts
+        return torch.from_numpy(np.column_stack([*told, below(trees, [0] * len(trees))]).astype(np.int32))
 
     def turns(self, trees: Sequence[TokenTree], until: int) -> list[Turns]:
         """The turns of those nodes that lie before position ``until`` of their sequence."""

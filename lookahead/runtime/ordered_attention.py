@@ -41,7 +41,10 @@ def obstacle(dtype: torch.dtype = torch.bfloat16) -> str | None:
         return f"the C part is missing ({_native.missing})"
     if not _native.operations():
         return "torch takes no operations in C here"
-    states, alone = [torch.zeros(1, 1, 1, 1, dtype=dtype)] * 4, torch.zeros(1, 6, dtype=torch.int32)
+    states, alone = (
+        [torch.zeros(1, 1, 1, 1, dtype=dtype)] * 4,
+        torch.tensor([[0, 0, 0, 0, 0, 0, 1, 0]], dtype=torch.int32),
+    )
     is_taken = torch.ops.lookahead.attended(*states, alone, 1.0, 0).ndim == states[0].ndim
     return None if is_taken else f"the C part is built without {str(dtype).removeprefix('torch.')}"
 
@@ -67,9 +70,9 @@ def attend(
         query: ``[batch, head, node, channel]``.
         key, value: ``[batch, key head, slot, channel]``; the last slots are the nodes'.
         mask: additive, ``[batch, 1, node, slot]``; None = everything is seen.
-        sequences: int32 ``[batch, 5 + node]``: the slot of a sequence's first token and of the one after its last,
-            the first slot of the nodes; how sums are ordered (`.singly`); slots of layers with a window, 0 = all; the
-            depths of nodes.
+        sequences: int32 ``[batch, 7 + node]``: the slot of a sequence's first token and of the one after its last,
+            the first slot of the nodes; how sums are ordered (`.singly`); slots of layers with a window, 0 = all; which
+            sequence it is in plain decoding, and of how many; the depths of nodes.
         windowed: not 0 if this layer has a window.
 
     Returns:

@@ -28,10 +28,11 @@ class Pass:
         self.query = torch.randn(len(trees), many, self.width, channels).to(dtype)
         self.key, self.value = (torch.randn(len(trees), key_heads, slots, channels).to(dtype) for _ in range(2))
         self.mask = torch.full((len(trees), 1, self.width, slots), torch.finfo(dtype).min, dtype=dtype)
-        self.sequences = torch.zeros(len(trees), 5 + self.width, dtype=torch.int32)
+        self.sequences = torch.zeros(len(trees), 7 + self.width, dtype=torch.int32)
         for row, (tree, length, pad) in enumerate(zip(trees, lengths, pads, strict=True)):
             self.sequences[row, :3] = torch.tensor([pad, length, self.base])
-            self.sequences[row, 5 : 5 + len(tree)] = torch.tensor(tree.depths)
+            self.sequences[row, 5:7] = torch.tensor([0, 1])  # plain decoding has each by itself
+            self.sequences[row, 7 : 7 + len(tree)] = torch.tensor(tree.depths)
             self.mask[row, :, :, pad:length] = 0
             for node in range(self.width):
                 self.mask[row, 0, node, self.base + node] = 0

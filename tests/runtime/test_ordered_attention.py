@@ -26,7 +26,7 @@ def test_numbers_are_attention_and_follow_the_text_alone(given: Pass) -> None:
         for node in range(len(tree)):  # alone, behind its text, which is all there is
             key, value = given.text(row, node, given.key), given.text(row, node, given.value)
             slots = key.shape[2]
-            place = torch.tensor([[0, slots - 1, slots - 1, 0, 0, 0]], dtype=torch.int32)
+            place = torch.tensor([[0, slots - 1, slots - 1, 0, 0, 0, 1, 0]], dtype=torch.int32)
             alone = attend(given.query[row : row + 1, :, node : node + 1], key, value, None, place, given.scale)
             assert torch.equal(alone[0, 0], found[row, node])
 

@@ -9,18 +9,18 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from jacobi import TokenTree
 from lookahead.runtime import attention_trials
-from lookahead.runtime.attention_trials import IN_ORDER, MASKED, PACKED, SINGLY, tried
+from lookahead.runtime.attention_trials import IN_FOURS, IN_ORDER, PACKED, SINGLY, tried
 from lookahead.runtime.ordered_attention import attend, obstacle
 from lookahead.runtime.singly import how_of
 
 pytestmark = pytest.mark.skipif(
-    obstacle() is not None or not how_of(16), reason="torch's kernel for a single token adds in another order here"
+    obstacle() is not None or not how_of(16, 2), reason="torch's kernel for a single token adds in another order here"
 )
 
 
 def computed(given: Pass, how: int, window: int, dropped: int) -> torch.Tensor:
     """A pass's attention, in a layer with a window (0 = none) that has ``dropped`` slots."""
-    given.sequences[:, 3], given.sequences[:, 4] = MASKED if how == PACKED and any(given.pads) else how, window
+    given.sequences[:, 3], given.sequences[:, 4] = how | SINGLY if how & PACKED and any(given.pads) else how, window
     for row, (tree, length) in enumerate(zip(given.trees, given.lengths, strict=True)):
         for node in range(len(tree)) if window else ():
             places = torch.arange(given.base + given.width)
@@ -38,8 +38,9 @@ def computed(given: Pass, how: int, window: int, dropped: int) -> torch.Tensor:
 def test_nodes_that_are_computed_singly_have_plain_decodings_bits(window: int, given: Pass, drops: bool) -> None:
     """Those of transformers' own call for the last token of each node's text, in a layer with a window, too."""
     (many, key_heads, channels), layer = given.heads, torch.nn.Module()
-    how = how_of(channels) if many > 1 and given.query.dtype == torch.bfloat16 else 0
-    if not how:
+    how = how_of(channels, many // key_heads) if many > 1 and given.query.dtype == torch.bfloat16 else 0
+    shared = how >= IN_FOURS and key_heads == 1 and (window or any(given.pads))  # by threads
+    if not how or shared:
         return
     layer.num_key_value_groups = many // key_heads  # type: ignore[assignment]
     found = computed(given, how, window, max(0, min(given.lengths) + 1 - window) if drops and window else 0)
@@ -68,7 +69,7 @@ def test_single_rows_and_tiles_may_take_turns() -> None:
             alike = torch.full([len(tree)], node)
             query, mask = whole.query.index_select(2, alike), whole.mask.index_select(2, alike)
             places = whole.sequences.clone()
-            places[0, 5:] = tree.depths[node]
+            places[0, 7:] = tree.depths[node]
             alone = attend(query, whole.key, whole.value, mask, places, whole.scale, 1)
             assert torch.equal(found[:, node], alone[:, node])
     finally:
@@ -92,6 +93,5 @@ def test_a_trial_finds_what_is_not_plain_decodings(kind: str, monkeypatch: pytes
 
         monkeypatch.setattr(torch.ops.lookahead, "attended", nearly)
     else:
-        monkeypatch.setattr(attention_trials, "MASKED", SINGLY)
         monkeypatch.setattr(attention_trials, "SINGLY", IN_ORDER)
-    assert tried(16) == IN_ORDER
+    assert tried(16, 8) == IN_ORDER
