@@ -30,6 +30,7 @@ LIBRARY.define("rotated(Tensor states, Tensor cosines, Tensor sines) -> Tensor")
 _STATES = "Tensor query, Tensor key, Tensor value"
 LIBRARY.define(f"attended({_STATES}, Tensor mask, Tensor sequences, float scale, int windowed) -> Tensor")
 LIBRARY.define(f"attend({_STATES}, Tensor? mask, Tensor sequences, float scale, int windowed) -> Tensor")
+LIBRARY.define("multiplied(Tensor rows, Tensor weight, Tensor bias, int chain) -> Tensor")
 
 
 @cache

@@ -1,6 +1,7 @@
 /* Operations of torch's own, so that a traced pass gets there without Python, through the interface that torch keeps
  * stable for C (torch/csrc/inductor/aoti_torch/c/shim.h). A kernel owns the tensors that it is given. What it cannot
  * read it answers with a tensor of no size: whoever puts it in a trace compares what the trace says. */
+#include "linear.h"
 #include "singly.h"
 #if defined(__GNUC__) && !defined(_WIN32)
 #include <dlfcn.h>
@@ -145,13 +146,11 @@ normed(Value *stack, uint64_t inputs, uint64_t outputs)
     float *room = NULL;
     memcpy(&epsilon, stack + 2, sizeof(epsilon));
     int sound = view(stack[0], &rows, 0, 0) & view(stack[1], &weight, 1, 0);
-    int64_t step = 1;
-    for (int64_t axis = sound ? rows.axes : 0; axis-- > 0; step *= rows.sizes[axis])
-        sound &= rows.sizes[axis] == 1 || rows.strides[axis] == step;
-    if (sound && rows.kind == weight.kind && rows.kind != FLOAT16 && weight.last == rows.last && rows.last)
+    const int64_t numbers = sound ? dense_numbers(&rows) : -1;
+    if (numbers > 0 && rows.kind == weight.kind && rows.kind != FLOAT16 && weight.last == rows.last)
         room = malloc(2 * rows.last * sizeof(float));
     if (room != NULL && !aoti_torch_clone((Handle)stack[0], &copy) && view((Value)copy, &made, 0, 0))
-        for (int64_t at = 0; at < step; at += rows.last)
+        for (int64_t at = 0; at < numbers; at += rows.last)
             norm_line(made.data + at * (rows.kind == SINGLE ? 4 : 2), &weight, (float)epsilon, (int64_t)stack[3],
                       (int64_t)stack[4], room);
     free(room);
@@ -217,6 +216,25 @@ attended(Value *stack, uint64_t inputs, uint64_t outputs)
     answer(stack, 5, copy);
 }
 
+/* multiplied(rows, weight, bias, chain): see `multiply`. */
+static void
+multiplied(Value *stack, uint64_t inputs, uint64_t outputs)
+{
+    View each[3], made;
+    Handle found = NULL;
+    int64_t sizes[2] = {0, 0};
+    const int64_t chain = (int64_t)stack[3];
+    int sound = view(stack[0], each, 0, 0) & view(stack[1], each + 1, 0, 0) & view(stack[2], each + 2, 0, 0);
+    const int fits = sound && chain > 0 && chain % 2 == 0 && fits_layer(each, sizes);
+    const int64_t strides[2] = {sizes[1], 1};
+    if (fits && !aoti_torch_empty_strided(2, sizes, strides, aoti_torch_dtype_bfloat16(), 0, 0, &found) &&
+        (!view((Value)found, &made, 2, 0) || multiply(each, chain, &made))) {
+        aoti_torch_delete_tensor_object(found);
+        found = NULL;
+    }
+    answer(stack, 3, found);
+}
+
 #endif
 
 /* operations(library): give torch, whose library that is, the kernels of its operations; once. */
@@ -233,7 +251,8 @@ operations(PyObject *module, PyObject *args)
     if (kernels != NULL ||
         (found && !aoti_torch_library_init_impl("lookahead", "CPU", __FILE__, __LINE__, &kernels) &&
          !aoti_torch_library_impl(kernels, "normed", normed) && !aoti_torch_library_impl(kernels, "rotated", rotated) &&
-         !aoti_torch_library_impl(kernels, "attended", attended)))
+         !aoti_torch_library_impl(kernels, "attended", attended) &&
+         !aoti_torch_library_impl(kernels, "multiplied", multiplied)))
         return Py_NewRef(Py_None);
 #endif
     PyErr_SetString(PyExc_RuntimeError, "torch takes no operations in C");

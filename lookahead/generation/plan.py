@@ -13,7 +13,7 @@ from lookahead.generation.call import Call
 from lookahead.models.traits import boundary
 from lookahead.parallel.split import refusal
 from lookahead.support import route as support
-from lookahead.support.bits import Bits, bits_of, nothing_kept
+from lookahead.support.bits import Bits, Texts, bits_of, nothing_kept
 from lookahead.verify.typical import check_paths
 
 
@@ -77,7 +77,10 @@ def _bits(plan: Plan, strategy: Strategy, lossy: bool, own: bool) -> Bits:
     if call.config.do_sample and (strategy.verification != "exact" or lossy):
         return nothing_kept("what is accepted depends on drafts", wanted)
     obstacle = "passes are static, or the model is sharded" if own else None
-    bits = bits_of(call.model, call.traits, plan.route, wanted, call.input_ids.shape[1] + plan.new_tokens, obstacle)
+    count, width = call.input_ids.shape
+    padded = any(len(prompt) < width for prompt in call.prompts())
+    texts = Texts(count, width + plan.new_tokens, padded)
+    bits = bits_of(call.model, call.traits, plan.route, wanted, texts, obstacle)
     return bits if strategy.attention is None else bits.repeatable()  # plain decoding's attention is another
 
 

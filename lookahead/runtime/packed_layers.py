@@ -25,8 +25,9 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from lookahead import _native
 from lookahead.models.early_exit import twin_of
-from lookahead.runtime.layer_trials import ANY_ROWS, RowRange
+from lookahead.runtime.layer_trials import ANY_ROWS, COLUMNS, RowRange, chains_of, in_columns
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ROWS_HINT = 16  # of the input, for which oneDNN chooses a layout; the others cost hardly more
@@ -77,17 +78,23 @@ class Packed(NamedTuple):
 
 
 _SOURCE = """
-def product(rows: Tensor, weight: Tensor, bias: Optional[Tensor], packed: bool) -> Tensor:
+def product(rows: Tensor, weight: Tensor, bias: Optional[Tensor], packed: bool, chain: int) -> Tensor:
+    if chain > 0 or weight.dim() == 3:
+        flat = rows.reshape(-1, rows.size(-1)).contiguous()
+        none = flat.new_empty([0]) if bias is None else bias
+        outputs = torch.ops.lookahead.multiplied(flat, weight, none, chain if chain > 0 else 512)
+        return outputs.view(rows.shape[:-1] + [outputs.size(-1)])
     if not packed:
         return torch.nn.functional.linear(rows, weight, bias)
     outputs = torch.ops.mkldnn._linear_pointwise(rows.to(weight.dtype), weight, bias, "none", [], "")
     return outputs.to(rows.dtype)
 
 
-def linear(rows: Tensor, weight: Tensor, bias: Optional[Tensor], packed: bool, least: int, most: int) -> Tensor:
+def linear(rows: Tensor, weight: Tensor, bias: Optional[Tensor], packed: bool, least: int, most: int,
+           chain: int) -> Tensor:
     count = rows.numel() // rows.size(-1)
     if least <= count and count <= most:
-        return product(rows, weight, bias, packed)
+        return product(rows, weight, bias, packed, chain)
     flat = rows.reshape(-1, rows.size(-1))
     parts: List[Tensor] = []
     for start in range(0, count, most):
@@ -95,7 +102,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Optional[Tensor], packed: bool, l
         size = part.size(0)
         if size < least:
             part = torch.cat([part, part[:1].expand(least - size, -1)])
-        parts = parts + [product(part, weight, bias, packed)[:size]]
+        parts = parts + [product(part, weight, bias, packed, chain)[:size]]
     outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
     return outputs.view(rows.shape[:-1] + [outputs.size(-1)])
 """
@@ -103,9 +110,10 @@ def linear(rows: Tensor, weight: Tensor, bias: Optional[Tensor], packed: bool, l
 
 @cache
 def _kernel() -> Any:
-    """oneDNN's linear layer; a RuntimeError where torch was built without it. Compiled, because the tracer of
+    """oneDNN's linear layer, or ours; a RuntimeError where torch was built without it. Compiled, because the tracer of
     `runtime.tracing` knows no operation with such a list of options, and would freeze the number of rows; named as what
     saved traces may call."""
+    _native.operations()
     graph = torch.jit.CompilationUnit(_SOURCE).linear.inlined_graph
     return torch._C.CompilationUnit().create_function("__torch__.lookahead.linear", graph)
 
@@ -128,12 +136,14 @@ def computed_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def pack(group: Group) -> Tensor:
-    """The weights ``[out, in]`` of a group one below the other, in oneDNN's layout."""
-    return pack_weight(_joined([layer.weight for layer in group]))
+    """The weights ``[out, in]`` of a group one below the other, in columns or in oneDNN's layout."""
+    return pack_weight(_joined([layer.weight for layer in group]), all(map(chains_of, group)))
 
 
-def pack_weight(weight: Tensor) -> Tensor:
+def pack_weight(weight: Tensor, chained: bool) -> Tensor:
     whole = weight.detach().to(computed_dtype(weight.dtype))
+    if chained and len(weight) % COLUMNS == 0:
+        return in_columns(whole)
     return torch.ops.mkldnn._reorder_linear_weight(whole, _ROWS_HINT)
 
 
@@ -209,7 +219,7 @@ class TwinLinear(nn.Linear):
         gains = part is None or part.single or self.limits.least > 1  # where one row is given as several
         if rows == 0 or (rows == 1 and not gains):
             return nn.functional.linear(input, self.weight, self.bias)
-        if part is None:
+        if part is None or (self.limits.chain and part.weight.ndim == 2):
             return limited_linear(input, self.weight, self.bias, self.limits)
         if self.outputs is None:
             return packed_linear(input, self.packed, self.packed_bias, self.limits)

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from lookahead._per_model import PerModel
-from lookahead.runtime.layer_trials import COUNTS, RowRange, kind_of, linear_kinds, rows_for, rows_of_layer
+from lookahead.runtime.layer_trials import COUNTS, RowRange, linear_kinds, rows_for, rows_of_alike
 from lookahead.runtime.machine import found_once
 from lookahead.runtime.quantised_layers import QuantisedLinear
 
@@ -22,23 +22,23 @@ _MOVED = 6e-5  # of the spread of outputs: what so small a change makes of them 
 _rounding: PerModel[dict[type, bool]] = PerModel(dict)
 
 
-def rows_of_all(model: PreTrainedModel) -> dict[int, RowRange] | None:
+def rows_of_all(model: PreTrainedModel, several: bool = False) -> dict[int, RowRange] | None:
     """The limits of a model's linear layers, by the features of their input; None = some layer has none within which
-    rows are alike. They are tried once a machine, shape and number of threads."""
+    rows are alike. They are tried once a machine, shape and number of threads.
+
+    Args:
+        several: the outputs are those of more than one row, not of a single one, where these differ.
+    """
     for layer in model.modules():
         if isinstance(layer, QuantisedLinear):
             kind = [type(layer).__name__, layer.in_features, layer.out_features, str(model.dtype)]
             if not found_once("quantised", kind, partial(rows_are_alike, layer, model.dtype)):
                 return None
-    limits: dict[int, RowRange] = {}
+    kinds: dict[int, list[nn.Linear]] = {}
     for layer in linear_kinds(model.modules()):
-        found = found_once("rows", kind_of(layer), partial(rows_of_layer, layer))
-        if found is None:
-            return None
-        own = RowRange(*found)
-        other = limits.setdefault(layer.in_features, own)
-        limits[layer.in_features] = RowRange(max(own.least, other.least), min(own.most, other.most))
-    return limits
+        kinds.setdefault(layer.in_features, []).append(layer)
+    limits = {features: rows_of_alike(layers, several) for features, layers in kinds.items()}
+    return None if None in limits.values() else limits  # type: ignore[return-value]
 
 
 @torch.no_grad()

@@ -23,6 +23,15 @@ _TURNS = 512  # positions up to which attention is plain decoding's, node by nod
 
 
 @dataclass(frozen=True, slots=True)
+class Texts:
+    """What a call writes: how many texts, of how many positions (0 = few), and whether padding stands before any."""
+
+    count: int = 1
+    positions: int = 0
+    padded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Bits:
     """What a call's numbers keep.
 
@@ -61,14 +70,14 @@ def bits_of(
     traits: ModelTraits,
     route: str,
     wanted: bool | None = None,
-    positions: int = 0,
+    texts: Texts = Texts(),
     obstacle: str | None = None,
 ) -> Bits:
     """What a call keeps that is decoded by a ``route``.
 
     Args:
         wanted: whether the text has to be the same each time; None = where that costs next to nothing.
-        positions: that its text may have; 0 = few.
+        texts: that it writes.
         obstacle: why not even its numbers are alike, beside what the model says; None = nothing is known.
 
     Raises:
@@ -84,11 +93,11 @@ def bits_of(
     if reason is None and wanted is None and computed_dtype(traits.dtype) != traits.dtype:
         name = str(traits.dtype).removeprefix("torch.")
         reason = f"this processor has no instructions for {name}, and is faster where rows are not alike"
-    rows = rows_of_all(model) if reason is None else None
+    rows = rows_of_all(model, several=texts.count > 1) if reason is None else None
     if rows is not None and wanted is None and not packs_alike(model, Invariance(rows)):
         reason, rows = "packed weights, which are faster, add in another order here", None
     if rows is not None:
-        return _kept(model, traits, rows, bool(wanted) or is_quantised(model), positions)
+        return _kept(model, traits, rows, bool(wanted) or is_quantised(model), texts)
     return nothing_kept(reason or "this machine's linear layers give other outputs for other numbers of rows", wanted)
 
 
@@ -98,16 +107,16 @@ def _kept_wide(model: PreTrainedModel, wanted: bool | None) -> Bits:
     return Bits("plain") if rounding is None else nothing_kept(f"{rounding} rounds its inputs", wanted)
 
 
-def _kept(model: PreTrainedModel, traits: ModelTraits, rows: dict[int, RowRange], wanted: bool, last: int) -> Bits:
+def _kept(model: PreTrainedModel, traits: ModelTraits, rows: dict[int, RowRange], wanted: bool, texts: Texts) -> Bits:
     """What passes keep whose linear layers are alike for so many rows; ``wanted``: the same text is, at any price."""
-    if any(each.least > 1 for each in rows.values()):
+    if texts.count == 1 and any(each.least > 1 for each in rows.values()):
         return Bits("repeatable", "linear layers give other outputs for one row than for two here", Invariance(rows))
-    if singly := how_singly(model, traits):
+    if singly := how_singly(model, traits, alone=texts.padded and texts.count == 1):
         return Bits("plain", None, Invariance(rows, singly=singly))
     if not wanted:
         return Bits("repeatable", "torch's attention of a single token adds in another order", Invariance(rows))
     turns = min(_TURNS, shortest_window(traits, mask_rules(model, traits)) or _TURNS)
-    keeps: Literal["plain", "repeatable"] = "plain" if last <= turns else "repeatable"
+    keeps: Literal["plain", "repeatable"] = "plain" if texts.positions <= turns else "repeatable"
     return Bits(keeps, f"after {turns} positions attention is not plain decoding's", Invariance(rows, turns))
 
 

@@ -20,7 +20,7 @@ from lookahead.models.traits import ModelTraits
 from lookahead.runtime import packing
 from lookahead.runtime.tracing import schedule as tracing
 from lookahead.support import route as support
-from lookahead.support.bits import bits_of
+from lookahead.support.bits import Texts, bits_of
 
 NEW_TOKENS = 24
 TOLERANCE = 1e-3  # of the logits' spread, by which scores and caches may differ: float32 sums in other orders
@@ -143,12 +143,12 @@ def bits(family: Family, route: str) -> dict[str, str]:
 def same_bits(family: Family) -> None:
     """Assert that a family's texts in bfloat16 are the same for all drafts, and plain decoding's if that is kept."""
     model = in_bfloat16(family)
-    with torch.no_grad():
-        keeps = bits_of(model, ModelTraits.of(model), "tree", True, positions=64).keeps  # no window is as long
     inputs = inputs_for(family, model)
     strategies = [replace(each, repeatable=True) for each in (Lookahead(), Lookahead(nodes=3), STRATEGIES[1])]
     for batch, sampled in product((1, 3), (False, True)):
         given = inputs(batch) | {"max_new_tokens": NEW_TOKENS, "do_sample": sampled}
+        with torch.no_grad():
+            keeps = bits_of(model, ModelTraits.of(model), "tree", True, Texts(batch, 64)).keeps  # no window is as long
         texts = [run(model, given, use_lookahead=True, lookahead_strategy=each)[0] for each in strategies]
         texts += [run(model, given)[0]] if keeps == "plain" else []
         for text in texts[1:]:

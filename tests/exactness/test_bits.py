@@ -91,7 +91,7 @@ def test_by_other_attention_the_text_is_not_plain_generates() -> None:
 
 def test_after_some_positions_attention_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = half("llama"), prompts(1, 40)
-    monkeypatch.setattr(bits, "how_singly", lambda *_: 0)
+    monkeypatch.setattr(bits, "how_singly", lambda *_, **__: 0)
     monkeypatch.setattr(bits, "_TURNS", 52)
     calls = [written(model, given, Lookahead(repeatable=True, nodes=nodes)) for nodes in (1, 7, 20)]
     assert all(equal(calls[0], other) for other in calls[1:])
@@ -164,7 +164,7 @@ def test_what_cannot_be_kept_is_refused_before_any_pass(monkeypatch: pytest.Monk
         written(fresh_model("qwen3").to(torch.bfloat16), prompts(1), Lookahead(repeatable=True))
     experts = fresh_model("mixtral").to(torch.bfloat16)
     refuses("is multiplied by code of its own", written, experts, prompts(1), Lookahead(repeatable=True))
-    monkeypatch.setattr(bits, "rows_of_all", lambda model: None)
+    monkeypatch.setattr(bits, "rows_of_all", lambda *_, **__: None)
     refuses("linear layers give other outputs", written, model, prompts(1), Lookahead(repeatable=True))
     refuses(r"repeatable=\) must be True or False: got 'yes'", Lookahead, repeatable="yes")
 
@@ -183,15 +183,15 @@ def test_a_call_keeps_what_kernels_allow(
     monkeypatch: pytest.MonkeyPatch, rows: RowRange | None, singly: int, wanted: Any, keeps: str | None, why: str
 ) -> None:
     model = half("llama")
-    monkeypatch.setattr(bits, "rows_of_all", lambda model: rows and {256: rows})
-    monkeypatch.setattr(bits, "how_singly", lambda *_: singly)
+    monkeypatch.setattr(bits, "rows_of_all", lambda *_, **__: rows and {256: rows})
+    monkeypatch.setattr(bits, "how_singly", lambda *_, **__: singly)
     monkeypatch.setattr(bits, "computed_dtype", lambda dtype: dtype)
     monkeypatch.setattr(bits, "packs_alike", lambda *_: True)
     with torch.no_grad():
         found = bits_of(model, ModelTraits.of(model), "tree", wanted)
     assert found.keeps == keeps and why in str(found.reason)
     model.float()
-    assert bits_of(model, ModelTraits.of(model), "tree", None, 0, "passes are static").keeps == "plain"
+    assert bits_of(model, ModelTraits.of(model), "tree", obstacle="passes are static").keeps == "plain"
 
 
 def test_without_instructions_for_it_speed_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from lookahead.runtime.quantised_layers import (
     perplexity,
 )
 from lookahead.runtime.row_limits import rows_are_alike
-from lookahead.support.bits import bits_of
+from lookahead.support.bits import Texts, bits_of
 
 pytestmark = [
     pytest.mark.usefixtures("augmented"),
@@ -78,7 +78,7 @@ def test_texts_are_plain_ones(kind: Any) -> None:
     """Bit by bit, as every row of a quantised layer is alike, and attention is plain decoding's, node by node."""
     model = quantize(model_of(), kind)
     with torch.no_grad():
-        bits = bits_of(model, ModelTraits.of(model), "tree", positions=60)
+        bits = bits_of(model, ModelTraits.of(model), "tree", texts=Texts(positions=60))
     for sample in (False, True):
         output = same_as_plain(model, prompts(1), Lookahead(nodes=8), max_new_tokens=40, do_sample=sample)
         assert output.stats is not None and not output.stats.plain
