@@ -38,7 +38,7 @@ Quantised models keep their family's route. On a CPU (torchao 0.18, bitsandbytes
 
 | quantised by | rows of a layer | in float32 | in bfloat16 |
 |---|---|---|---|
-| `lookahead.quantize`, int8 and int4 | alike beside any others | refused | plain's text up to 512 positions |
+| `lookahead.quantize`, int8 and int4 | alike beside any others | refused | plain's text, or up to 512 positions |
 | torchao, int8 weights | alike: made whole first | plain's text | tree; no promise |
 | torchao, int8 weights and inputs | alike | refused: inputs are rounded, and little becomes much | tree; no promise |
 | torchao, int4 weights | no kernel for a CPU in its layouts | not loaded | not loaded |
