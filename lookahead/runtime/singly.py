@@ -27,12 +27,12 @@ def how_singly(model: PreTrainedModel, traits: ModelTraits, alone: bool = False)
     # Of a single head torch lets threads share the work, which then add in another order.
     if obstacle() is not None or traits.dtype != torch.bfloat16 or heads == 1:
         return IN_ORDER
-    sizes = filter(None, (getattr(config, name, None) for name in ("head_dim", "global_head_dim")))
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    how = min(how_of(size, heads // key_heads) for size in set(sizes) or {config.hidden_size // heads})
+    layers = [layer for layer in model.modules() if isinstance(getattr(layer, "head_dim", None), int)]
+    kinds = {(layer.head_dim, getattr(layer, "num_key_value_groups", 1)) for layer in layers}
+    how = min(how_of(*kind) for kind in kinds or {(config.hidden_size // heads, 1)})
     rules = mask_rules(model, traits) if how else None
     window = shortest_window(traits, rules)
-    shared = how >= IN_FOURS and key_heads == 1 and _is_shared(window, alone)
+    shared = how >= IN_FOURS and any(group == heads for _, group in kinds) and _is_shared(window, alone)
     unheld = window is not None and held_window(model, traits, rules, None) is None
     return IN_ORDER if shared or unheld else how
 
