@@ -15,7 +15,7 @@ order_of(int32_t how, Py_ssize_t masked, Py_ssize_t group)
 Py_ssize_t
 step_of(Order order)
 {
-    return order == FOURS ? 4 : order == EIGHTS ? 8 : 1;
+    return order == PAIRS ? STEP : order == TILES ? PAIRED : order == FOURS ? 4 : order == EIGHTS ? 8 : 1;
 }
 
 int

@@ -3,7 +3,7 @@
 #include "pairs.h"
 #define WITH_BFLOAT16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")))
 #define INPUTS 256    /* whose weights are turned at a time */
-#define AHEAD 64      /* vectors of weights that are asked for beforehand; 0, 128, 256 take 2 to 12 % longer */
+#define AHEAD 64      /* vectors of weights that are asked for beforehand; 0, 128, 256 take 3 to 15 % longer */
 #define MOST_ROWS 12  /* that are multiplied side by side */
 
 /* Linear layers, each row with the bits of oneDNN's kernels, whatever their number: those multiply pairs of inputs, in

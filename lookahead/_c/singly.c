@@ -81,7 +81,7 @@ attend_run(Singly *of, const Run *run, Py_ssize_t head, Room *room)
     const Py_ssize_t offset = run->start - place[BASE] + of->all.slots - of->all.nodes; /* the first slot's place */
     Row *rows = room->rows, *end = rows + run->rows;
     const Order order = run->order;
-    const Py_ssize_t step = order == TILES ? PAIRED : order >= FOURS ? step_of(order) : STEP;
+    const Py_ssize_t step = step_of(order);
     Py_ssize_t most = 0;
     if (offset < 0) {
         of->all.tiles.failed = 1;

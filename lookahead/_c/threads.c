@@ -1,5 +1,4 @@
 #include "threads.h"
-#ifdef __GNUC__
 #ifdef __gnu_linux__
 #include <dlfcn.h>
 #endif
@@ -26,4 +25,3 @@ share_out(Work *work, void (*part)(void *))
     parallel != NULL ? parallel(part, work, (unsigned)threads, 0) : part(work);
     return work->failed;
 }
-#endif

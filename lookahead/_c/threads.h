@@ -2,7 +2,6 @@
 #define LOOKAHEAD_THREADS_H
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#ifdef __GNUC__
 
 typedef struct { Py_ssize_t next, count; int failed; } Work; /* parts: the first that is free, all; if one failed */
 
@@ -12,6 +11,7 @@ int torch_threads(void);
 /* Let each of torch's threads do some of the work, which whatever it is given begins with; not 0 if one has failed. */
 int share_out(Work *work, void (*part)(void *));
 
+#ifdef __GNUC__
 /* A part that no thread has taken before; `count` or more when all are taken. */
 static inline Py_ssize_t
 next_part(Work *work)

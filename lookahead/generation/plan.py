@@ -78,7 +78,7 @@ def _bits(plan: Plan, strategy: Strategy, lossy: bool, own: bool) -> Bits:
         return nothing_kept("what is accepted depends on drafts", wanted)
     obstacle = "passes are static, or the model is sharded" if own else None
     count, width = call.input_ids.shape
-    padded = any(len(prompt) < width for prompt in call.prompts())
+    padded = count == 1 and call.traits.device.type == "cpu" and len(call.prompts()[0]) < width
     texts = Texts(count, width + plan.new_tokens, padded)
     bits = bits_of(call.model, call.traits, plan.route, wanted, texts, obstacle)
     return bits if strategy.attention is None else bits.repeatable()  # plain decoding's attention is another

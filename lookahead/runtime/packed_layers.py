@@ -25,7 +25,6 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from lookahead import _native
 from lookahead.models.early_exit import twin_of
 from lookahead.runtime.layer_trials import ANY_ROWS, COLUMNS, RowRange, chains_of, in_columns
 
@@ -113,7 +112,6 @@ def _kernel() -> Any:
     """oneDNN's linear layer, or ours; a RuntimeError where torch was built without it. Compiled, because the tracer of
     `runtime.tracing` knows no operation with such a list of options, and would freeze the number of rows; named as what
     saved traces may call."""
-    _native.operations()
     graph = torch.jit.CompilationUnit(_SOURCE).linear.inlined_graph
     return torch._C.CompilationUnit().create_function("__torch__.lookahead.linear", graph)
 

@@ -24,7 +24,7 @@ _TURNS = 512  # positions up to which attention is plain decoding's, node by nod
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What a call writes: how many texts, of how many positions (0 = few), and whether padding stands before any."""
+    """What a call writes: how many texts, of how many positions (0 = few); ``padded``: one, behind padding."""
 
     count: int = 1
     positions: int = 0
@@ -111,7 +111,7 @@ def _kept(model: PreTrainedModel, traits: ModelTraits, rows: dict[int, RowRange]
     """What passes keep whose linear layers are alike for so many rows; ``wanted``: the same text is, at any price."""
     if texts.count == 1 and any(each.least > 1 for each in rows.values()):
         return Bits("repeatable", "linear layers give other outputs for one row than for two here", Invariance(rows))
-    if singly := how_singly(model, traits, alone=texts.padded and texts.count == 1):
+    if singly := how_singly(model, traits, alone=texts.padded):
         return Bits("plain", None, Invariance(rows, singly=singly))
     if not wanted:
         return Bits("repeatable", "torch's attention of a single token adds in another order", Invariance(rows))
