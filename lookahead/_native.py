@@ -31,6 +31,7 @@ _STATES = "Tensor query, Tensor key, Tensor value"
 LIBRARY.define(f"attended({_STATES}, Tensor mask, Tensor sequences, float scale, int windowed) -> Tensor")
 LIBRARY.define(f"attend({_STATES}, Tensor? mask, Tensor sequences, float scale, int windowed) -> Tensor")
 LIBRARY.define("multiplied(Tensor rows, Tensor weight, Tensor bias, int chain) -> Tensor")
+LIBRARY.define("multiplied_bytes(Tensor rows, Tensor weight, Tensor scales, Tensor bias) -> Tensor")
 
 
 @cache

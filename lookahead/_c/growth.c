@@ -242,11 +242,10 @@ grow(PyObject *module, PyObject *args)
     spend(&growth, 0.0);
     growth.sources = PyTuple_GET_SIZE(growth.states);
     if (PyTuple_GET_SIZE(growth.proposers) != growth.sources || PyTuple_GET_SIZE(growth.steps) != growth.sources ||
-        PyTuple_GET_SIZE(growth.offsets) != growth.sources || least->length != growth.most)
-        PyErr_SetString(PyExc_ValueError, "every source has a state, and every size a cost and a slope");
-    else if (!(growth.speed >= 0.0 && growth.speed < INFINITY && growth.calibration > 0.0 &&
-               growth.floor + growth.ask_ms + growth.token_ms + growth.again_ms >= 0.0))
-        PyErr_SetString(PyExc_ValueError, "expected times and a calibration above 0");
+        PyTuple_GET_SIZE(growth.offsets) != growth.sources || least->length != growth.most ||
+        !(growth.speed >= 0.0 && growth.speed < INFINITY && growth.calibration > 0.0 &&
+          growth.floor + growth.ask_ms + growth.token_ms + growth.again_ms >= 0.0))
+        PyErr_SetString(PyExc_ValueError, "every source has a state, and every size a cost and a slope above 0");
     else
         take_nodes(&growth, root);
     if (!PyErr_Occurred())

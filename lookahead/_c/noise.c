@@ -117,9 +117,7 @@ exponential(PyObject *module, PyObject *args)
             saved.words[at] = generator[at];
         saved.next = next;
         saved.left = WORDS + 1 - next;
-        char *behind = line_of(states, (line + 1) / each);
-        memcpy(behind, states->data, states->length);
-        memcpy(behind, &saved, sizeof(Saved));
+        memcpy(memcpy(line_of(states, (line + 1) / each), states->data, states->length), &saved, sizeof(Saved));
     }
     close_arrays(arrays, 2);
     return sound ? Py_NewRef(Py_None) : NULL;

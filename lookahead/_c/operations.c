@@ -1,7 +1,7 @@
 /* Operations of torch's own, so that a traced pass gets there without Python, through the interface that torch keeps
  * stable for C (torch/csrc/inductor/aoti_torch/c/shim.h). A kernel owns the tensors that it is given. What it cannot
  * read it answers with a tensor of no size: whoever puts it in a trace compares what the trace says. */
-#include "linear.h"
+#include "bytes.h"
 #include "singly.h"
 #if defined(__GNUC__) && !defined(_WIN32)
 #include <dlfcn.h>
@@ -46,14 +46,16 @@ view(Value given, View *of, int64_t axes, int whole)
     return (of->last < 2 || of->strides[of->axes - 1] == 1) && (of->kind == SINGLE) >= whole;
 }
 
-/* Give inputs back, and put the output on the stack: `made`, or if it is none a tensor of no size. */
+/* Give inputs back, and put the output on the stack: `made`, or if that has failed, or is none, a tensor of no size. */
 static void
-answer(Value *stack, int inputs, Handle made)
+answer(Value *stack, int inputs, Handle made, int failed)
 {
     int64_t size = 0, stride = 1;
     for (int at = 0; at < inputs; at++)
         aoti_torch_delete_tensor_object((Handle)stack[at]);
-    if (made == NULL)
+    if (failed && made != NULL)
+        aoti_torch_delete_tensor_object(made);
+    if (failed || made == NULL)
         aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_float32(), 0, 0, &made);
     stack[0] = (Value)made;
 }
@@ -154,7 +156,7 @@ normed(Value *stack, uint64_t inputs, uint64_t outputs)
             norm_line(made.data + at * (rows.kind == SINGLE ? 4 : 2), &weight, (float)epsilon, (int64_t)stack[3],
                       (int64_t)stack[4], room);
     free(room);
-    answer(stack, 2, copy);
+    answer(stack, 2, copy, 0);
 }
 
 WIDE static void
@@ -167,10 +169,10 @@ rotate_line(const char *line, const char *cosines, const char *sines, char *into
         across[at] = -wide[at + size / 2];
         across[at + size / 2] = wide[at];
     }
-    for (int64_t at = 0; at < size; at++)
-        across[at] = held(across[at] * number_at(sines, at, is_wide), is_wide);
-    for (int64_t at = 0; at < size; at++)
-        put_number(into, at, held(wide[at] * number_at(cosines, at, is_wide), is_wide) + across[at], is_wide);
+    for (int64_t at = 0; at < size; at++) {
+        float turned = held(across[at] * number_at(sines, at, is_wide), is_wide);
+        put_number(into, at, held(wide[at] * number_at(cosines, at, is_wide), is_wide) + turned, is_wide);
+    }
 }
 
 /* rotated(states, cosines, sines): rotary positions of states [batch, head, node, channel], by angles [batch or 1, 1,
@@ -193,7 +195,7 @@ rotated(Value *stack, uint64_t inputs, uint64_t outputs)
                     rotate_line(line_in(each, row, head, node), line_in(each + 1, row, 0, node),
                                 line_in(each + 2, row, 0, node), line_in(&made, row, head, node), each->last,
                                 each->kind == SINGLE);
-    answer(stack, 3, copy);
+    answer(stack, 3, copy, 0);
 }
 
 /* attended(queries, keys, values, mask, sequences, scale, windowed): see `Attention`. */
@@ -208,32 +210,34 @@ attended(Value *stack, uint64_t inputs, uint64_t outputs)
     for (int at = 0; at < 5; at++)
         sound &= view(stack[at], each + at, at == 4 ? 2 : 4, at == 4) && (at == 4 || each[at].kind == each->kind);
     Attention of = {.tensors = each, .scale = (float)scale, .kind = each->kind};
-    if (sound && each->kind != SINGLE && is_sound(&of) && !aoti_torch_clone((Handle)stack[0], &copy) &&
-        (!view((Value)copy, each + 5, 4, 0) || attend(&of, (int)stack[6]))) {
-        aoti_torch_delete_tensor_object(copy);
-        copy = NULL;
-    }
-    answer(stack, 5, copy);
+    sound = sound && each->kind != SINGLE && is_sound(&of) && !aoti_torch_clone((Handle)stack[0], &copy) &&
+            view((Value)copy, each + 5, 4, 0) && !attend(&of, (int)stack[6]);
+    answer(stack, 5, copy, !sound);
 }
 
-/* multiplied(rows, weight, bias, chain): see `multiply`. */
+/* multiplied(rows, weight, bias, chain), multiplied_bytes(rows, weight, scales, bias), in the rows' dtype. */
 static void
-multiplied(Value *stack, uint64_t inputs, uint64_t outputs)
+layer(Value *stack, int tensors, int64_t chain, int fits(const View *, int64_t *),
+      int product(const View *, int64_t, View *))
 {
-    View each[3], made;
+    View each[4], made;
     Handle found = NULL;
+    int32_t dtype;
     int64_t sizes[2] = {0, 0};
-    const int64_t chain = (int64_t)stack[3];
-    int sound = view(stack[0], each, 0, 0) & view(stack[1], each + 1, 0, 0) & view(stack[2], each + 2, 0, 0);
-    const int fits = sound && chain > 0 && chain % 2 == 0 && fits_layer(each, sizes);
+    int sound = !aoti_torch_get_dtype((Handle)stack[0], &dtype) && chain > 0 && chain % 2 == 0;
+    for (int at = 0; at < tensors; at++)
+        sound &= view(stack[at], each + at, 0, at == 1 && tensors == 4);
+    sound = sound && fits(each, sizes);
     const int64_t strides[2] = {sizes[1], 1};
-    if (fits && !aoti_torch_empty_strided(2, sizes, strides, aoti_torch_dtype_bfloat16(), 0, 0, &found) &&
-        (!view((Value)found, &made, 2, 0) || multiply(each, chain, &made))) {
-        aoti_torch_delete_tensor_object(found);
-        found = NULL;
-    }
-    answer(stack, 3, found);
+    sound = sound && !aoti_torch_empty_strided(2, sizes, strides, dtype, 0, 0, &found) &&
+            view((Value)found, &made, 2, 0) && !product(each, chain, &made);
+    answer(stack, tensors, found, !sound);
 }
+
+#define LAYER(name, ...) \
+    static void name(Value *stack, uint64_t inputs, uint64_t outputs) { layer(stack, __VA_ARGS__); }
+LAYER(multiplied, 3, (int64_t)stack[3], fits_layer, multiply)
+LAYER(multiplied_bytes, 4, 2, fits_bytes, multiply_bytes)
 
 #endif
 
@@ -252,7 +256,8 @@ operations(PyObject *module, PyObject *args)
         (found && !aoti_torch_library_init_impl("lookahead", "CPU", __FILE__, __LINE__, &kernels) &&
          !aoti_torch_library_impl(kernels, "normed", normed) && !aoti_torch_library_impl(kernels, "rotated", rotated) &&
          !aoti_torch_library_impl(kernels, "attended", attended) &&
-         !aoti_torch_library_impl(kernels, "multiplied", multiplied)))
+         !aoti_torch_library_impl(kernels, "multiplied", multiplied) &&
+         !aoti_torch_library_impl(kernels, "multiplied_bytes", multiplied_bytes)))
         return Py_NewRef(Py_None);
 #endif
     PyErr_SetString(PyExc_RuntimeError, "torch takes no operations in C");

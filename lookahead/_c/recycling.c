@@ -190,10 +190,8 @@ heard(PyObject *module, PyObject *args)
                           &context, open_array, line, &near))
         return NULL;
     const Rows rows = {entries, before, tokens, logits, logits->length, logits->lines, (uint32_t)written};
-    if (most < 0 || most >= MOST_ROWS / 3 || best < 0 || !PyList_Check(near))
-        PyErr_Format(PyExc_ValueError, "expected a list, and less than %d rows", MOST_ROWS / 3);
-    else if (bounds->length < 2)
-        PyErr_SetString(PyExc_ValueError, "expected two bounds or more");
+    if (most < 0 || most >= MOST_ROWS / 3 || best < 0 || bounds->length < 2 || !PyList_Check(near))
+        PyErr_Format(PyExc_ValueError, "expected two bounds or more, a list, and less than %d rows", MOST_ROWS / 3);
     else if (!is_table(&rows))
         PyErr_SetString(PyExc_ValueError, "expected entries [2^n, 16], before [2^n, 3], tokens, logits [2^n, rank]");
     else

@@ -1,12 +1,12 @@
-"""Linear layers with weights of 8 or 4 bits, by torch's own kernels for a CPU, that give any number of rows the same.
+"""Linear layers with weights of 8 or 4 bits, by kernels for a CPU that give any number of rows the same.
 
-Microseconds of a layer of 4,864 outputs and 896 inputs for so many rows (one thread of an EPYC with AVX-512 and VNNI)::
+Microseconds of a layer of 4,864 outputs and 896 inputs for so many rows (a thread of an EPYC, 24 layers in turn)::
 
     rows                      1      4      8     16     32     64   relative error of outputs
-    bfloat16, packed        481    421    592    822  1,489  2,747   0.002
-    int8                    352    339    421    566    906  1,711   0.011
-    int8, weights alone     526    750  1,222  2,151  6,003 24,365   0.008    (not taken)
-    int4                    239    415    821  1,643  3,286  6,730   0.078
+    bfloat16, packed        242    237    261    456    739  1,325   0.002
+    int8, ours              129    127    143    232    394    692   0.011
+    int8, oneDNN's          207    207    271    437    557    856   0.011    (without AVX-512 and VNNI)
+    int4, torch's           153    238    443    879  1,701  3,329   0.078
 
 int8 rounds each row of input by the row's own largest number; layers beside each other that read the same input do so
 once, and compute as one. Sums of integers are exact in any order, so a row's bits are the same beside any others, and
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
+from lookahead.runtime.byte_layers import in_fours, is_in_fours, product_of_bytes
 from lookahead.runtime.packed_layers import SharedOutputs, can_be_packed, groups_of
 
 BitWidth = Literal["int8", "int4"]
@@ -36,18 +37,17 @@ _OUTPUTS_TOGETHER = 16  # of which the 4-bit kernel takes multiples
 _PART = 8192  # outputs that are rounded at a time, to hold no whole output layer in float32
 _TINY = 1e-30  # the least step of a row or a group, for those of zeros alone
 
+
 _SOURCE = """
-def rounded(input: Tensor, tiny: float) -> Tuple[Tensor, Tensor]:
-    rows = input.reshape(-1, input.size(-1)).float()
-    steps = rows.abs().amax(1, True).div_(127).clamp_min_(tiny)
-    return rows.div(steps).round_().add_(128).to(torch.uint8), steps
-
-
-def product(numbers: Tensor, steps: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+def product(rows: Tensor, weight: Tensor, scales: Tensor, bias: Tensor, tiny: float) -> Tensor:
+    wide = rows.float()
+    steps = wide.abs().amax(1, True).div_(127).clamp_min_(tiny)
+    numbers = wide.div(steps).round_().add_(128).to(torch.uint8)
+    zeros = torch.zeros([scales.size(0)], dtype=torch.int64)
     outputs = torch.ops.onednn.qlinear_pointwise(
         numbers, 1.0, 128, weight, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
-    return outputs.mul_(steps)
+    return outputs.mul_(steps).add_(bias)
 """
 
 
@@ -62,30 +62,23 @@ class QuantisedLinear(nn.Module):
 
     packed: Tensor
     scales: Tensor
-    bias: Tensor | None
 
-    def __init__(self, layer: nn.Linear, packed: Tensor, scales: Tensor) -> None:
+    def __init__(self, layer: nn.Linear, packed: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        bias = None if layer.bias is None else layer.bias.detach()
         for name, tensor in {"packed": packed, "scales": scales, "bias": bias}.items():
             self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
         shape = (*input.shape[:-1], self.out_features)
-        if not input.numel():
-            return input.new_empty(shape)
-        outputs = self._product(input)
-        if self.bias is not None:
-            outputs = outputs + self.bias
-        return outputs.to(input.dtype).reshape(shape)
+        return self._outputs(input).to(input.dtype).reshape(shape) if input.numel() else input.new_empty(shape)
 
     @abstractmethod
-    def _product(self, input: Tensor) -> Tensor:
-        """Outputs without the bias."""
+    def _outputs(self, input: Tensor) -> Tensor:
+        """Outputs ``[row, out]``."""
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+        return f"{self.in_features}, {self.out_features}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = memo[id(self)] = self.__class__.__new__(self.__class__)
@@ -102,17 +95,21 @@ class QuantisedLinear(nn.Module):
 class Int8Linear(QuantisedLinear):
     """A layer with a scale for each output, whose inputs are rounded row by row; packed with others that read them."""
 
-    zeros: Tensor
+    bias: Tensor  # of the group, as weight and scales
     sizes: list[int]  # outputs of each layer of the group
     outputs: SharedOutputs  # of the group
     place: int
 
-    def _product(self, input: Tensor) -> Tensor:
+    def _outputs(self, input: Tensor) -> Tensor:
         return self.outputs.take(self.place, input, self._of_group)
 
     def _of_group(self, input: Tensor) -> Sequence[Tensor]:
-        numbers, steps = _kernels().rounded(input, _TINY)
-        return _kernels().product(numbers, steps, self.packed, self.scales, self.zeros).split(self.sizes, -1)
+        rows = input.reshape(-1, self.in_features).contiguous()
+        if is_in_fours(self.packed):
+            outputs = product_of_bytes(rows, self.packed, self.scales, self.bias)
+        else:
+            outputs = _kernels().product(rows, self.packed, self.scales, self.bias, _TINY)
+        return [part.contiguous() for part in outputs.split(self.sizes, -1)]
 
 
 def int8_layers(group: Sequence[nn.Linear]) -> list[Int8Linear]:
@@ -124,16 +121,20 @@ def int8_layers(group: Sequence[nn.Linear]) -> list[Int8Linear]:
     sizes = list(map(len, parts))
     for part, scale, into in zip(parts, scales.split(sizes), numbers.split(sizes), strict=True):
         into.copy_(part.float().div_(scale[:, None]).round_())
-    packed, zeros = torch.ops.onednn.qlinear_prepack(numbers, None), torch.zeros(len(scales), dtype=torch.int64)
-    made, outputs = [Int8Linear(layer, packed, scales) for layer in group], SharedOutputs()
+    none = weights[0].new_zeros(1)
+    bias = torch.cat([none.expand(each.out_features) if each.bias is None else each.bias.detach() for each in group])
+    packed = in_fours(numbers)
+    packed = torch.ops.onednn.qlinear_prepack(numbers, None) if packed is None else packed
+    made, outputs = [Int8Linear(layer, packed, scales, bias) for layer in group], SharedOutputs()
     for place, layer in enumerate(made):
-        layer.register_buffer("zeros", zeros, persistent=False)
         layer.place, layer.sizes, layer.outputs = place, list(map(len, weights)), outputs
     return made
 
 
 class Int4Linear(QuantisedLinear):
     """A layer with a scale and an offset for each group of inputs of an output."""
+
+    bias: Tensor | None
 
     def __init__(self, layer: nn.Linear) -> None:
         weight = layer.weight.detach()
@@ -143,11 +144,13 @@ class Int4Linear(QuantisedLinear):
         numbers = ((groups - least) / steps).round_().to(torch.int32).view(weight.shape)
         middle = least + (_STEPS + 1) // 2 * steps  # to which the kernel's offset belongs
         scales = torch.cat([steps, middle], 2).transpose(0, 1).to(weight.dtype).contiguous()
-        super().__init__(layer, torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1), scales)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
+        super().__init__(layer, packed, scales, layer.bias)
 
-    def _product(self, input: Tensor) -> Tensor:
+    def _outputs(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1, self.in_features).contiguous()
-        return torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, _GROUP, self.scales)
+        outputs = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, _GROUP, self.scales)
+        return outputs if self.bias is None else outputs + self.bias
 
 
 def is_quantised(model: nn.Module) -> bool:
@@ -206,9 +209,7 @@ def _checked(model: PreTrainedModel, bits: str) -> dict[str, nn.Linear]:
     weights = list(model.parameters())
     places = {weight.device.type for weight in weights} - {"cpu"}
     if places:
-        raise LookaheadError(
-            f"{name} is on {', '.join(sorted(places))}: expected a model on a CPU, whose kernels these are."
-        )
+        raise LookaheadError(f"{name} is on {', '.join(sorted(places))}: expected a CPU, whose kernels these are.")
     others = {str(weight.dtype).removeprefix("torch.") for weight in weights} - {"bfloat16"}
     if others:
         raise LookaheadError(f"{name} has weights in {', '.join(sorted(others))}: load it with dtype=torch.bfloat16.")
@@ -223,9 +224,7 @@ def _checked(model: PreTrainedModel, bits: str) -> dict[str, nn.Linear]:
             "multiples of 16. Take int8."
         )
     if not adds_exactly():
-        raise LookaheadError(
-            "This machine has no exact kernel for products of bytes (AVX-512 or AVX2 with VNNI, oneDNN)."
-        )
+        raise LookaheadError("Here is no exact kernel for products of bytes (oneDNN; AVX-512 or AVX2 with VNNI).")
     return layers
 
 
