@@ -139,10 +139,8 @@ multiply_parts(void *given)
 int
 multiply_bytes(const View *given, int64_t chain, View *made)
 {
-    Bytes of = {.weight = given + 1, .scales = given + 2, .bias = given + 3, .made = made};
-    of.count = made->sizes[0];
-    of.inputs = given->last;
-    of.outputs = made->last;
+    Bytes of = {.weight = given + 1, .scales = given + 2, .bias = given + 3, .made = made,
+                .count = made->sizes[0], .inputs = given->last, .outputs = made->last};
     of.parts.count = torch_threads();
     char *room = malloc(of.count * (sizeof(float) + sizeof(int32_t) + of.inputs));
     int failed = room == NULL || !__builtin_cpu_supports("avx512vnni");

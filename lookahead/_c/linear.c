@@ -120,11 +120,8 @@ multiply_parts(void *given)
 int
 multiply(const View *given, int64_t chain, View *made)
 {
-    Linear of = {.rows = given, .weight = given + 1, .bias = given + 2, .chain = chain};
-    of.into = (uint16_t *)made->data;
-    of.inputs = given->last;
-    of.count = made->sizes[0];
-    of.outputs = made->last;
+    Linear of = {.rows = given, .weight = given + 1, .bias = given + 2, .into = (uint16_t *)made->data,
+                 .count = made->sizes[0], .inputs = given->last, .outputs = made->last, .chain = chain};
     of.parts.count = torch_threads(); /* what one reads lies side by side, and is asked for beforehand */
     return __builtin_cpu_supports("avx512bf16") ? share_out(&of.parts, multiply_parts) : 1;
 }

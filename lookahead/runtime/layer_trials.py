@@ -89,8 +89,7 @@ def _chains_of(layer: nn.Linear) -> Chains | None:
     found = []
     for count in (1, 2):
         right = torch.cat([linear(part, weight, bias) for part in rows.split(count)])
-        chains = (chain for chain in _CHAINS if torch.equal(right, in_chains(rows, weight, bias, chain)))
-        found.append(next(chains, 0))
+        found.append(next((each for each in _CHAINS if torch.equal(right, in_chains(rows, weight, bias, each))), 0))
     # Once more with products of many sizes that cancel each other, which leaves of a sum its roundings.
     rows = rows[:_FEW] * torch.arange(_FEW * rows.shape[1]).remainder(13).sub(6).exp2().view(_FEW, -1).to(rows.dtype)
     rows[:, half : 2 * half], weight[:, half : 2 * half] = rows[:, :half].flip(1), -weight[:, :half].flip(1)

@@ -214,7 +214,7 @@ class TwinLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         part, rows = self.part, input.numel() // max(1, input.shape[-1])
-        gains = part is None or part.single or self.limits.least > 1  # where one row is given as several
+        gains = part is None or part.single or self.limits.least > 1 or self.limits.chain  # or it adds as several do
         if rows == 0 or (rows == 1 and not gains):
             return nn.functional.linear(input, self.weight, self.bias)
         if part is None or (self.limits.chain and part.weight.ndim == 2):

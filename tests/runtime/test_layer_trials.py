@@ -13,6 +13,7 @@ from lookahead.models.traits import ModelTraits
 from lookahead.runtime import layer_trials
 from lookahead.runtime.layer_trials import COLUMNS, Chains, RowRange, chains_of, in_chains, in_columns, rows_of_alike
 from lookahead.runtime.packed_layers import Invariance, Packed, packed_twin, parts_of
+from lookahead.runtime.tracing.schedule import traces_for
 from lookahead.support.bits import Texts, bits_of
 
 NONE = torch.empty(0).bfloat16()
@@ -94,11 +95,8 @@ def given_to(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
     """Linear layers whose sums follow the number of rows as on some machine."""
 
     def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        outputs = (rows[:, None] * weight).sum(-1)
-        return (
-            outputs
-            + {"alike": 0, "one apart": len(rows) == 1, "many apart": len(rows) > 24, "all apart": len(rows)}[kernel]
-        )
+        apart = {"alike": 0, "one apart": len(rows) == 1, "many apart": len(rows) > 24, "all apart": len(rows)}
+        return (rows[:, None] * weight).sum(-1) + apart[kernel]
 
     monkeypatch.setattr(layer_trials, "linear", linear)
 
@@ -122,18 +120,20 @@ def test_only_what_the_kernel_reads_is_tried(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @IN_CHAINS
+@pytest.mark.parametrize("beside", [1, 2])
 @pytest.mark.parametrize("outputs", [64, 40])
 @torch.no_grad()
-def test_packed_layers_are_in_columns_or_read_as_they_lie(outputs: int) -> None:
-    """Those of which the outputs fill no columns are packed as oneDNN does, which adds in other chains."""
-    model = nn.Sequential(layer_of(1120, outputs))
-    parts = parts_of((model[0],), single=True)
+def test_packed_layers_are_in_columns_or_read_as_they_lie(outputs: int, beside: int) -> None:
+    """Those whose outputs fill no columns are packed as oneDNN does. A single row adds as several where it has to."""
+    model, rows = nn.Sequential(layer_of(1120, outputs)), torch.randn(1, 10, 1120).bfloat16()
+    rows[..., 560:], model[0].weight[:, 560:] = rows[..., :560].flip(2), -model[0].weight[:, :560].flip(1)
+    parts = parts_of((model[0],), single=False)
     assert next(iter(parts.values())).weight.ndim == (3 if outputs == 64 else 2)
-    rows = torch.randn(1, 9, 1120).bfloat16()
-    right = torch.cat([model(row) for row in rows.split(1, 1)], 1)
-    twin = packed_twin(model, Packed(parts, Invariance({1120: RowRange(chain=512)})))
+    right = torch.cat([model(part) for part in rows.split(beside, 1)], 1)
+    twin = packed_twin(model, Packed(parts, Invariance({1120: RowRange(chain=512 * beside)})))
     assert torch.equal(twin(rows), right)
     assert torch.equal(twin(rows.mT.contiguous().mT), right)  # which lies in another order
+    assert torch.equal(torch.cat([twin(row) for row in rows.split(1, 1)], 1), right)
 
 
 @IN_CHAINS
@@ -147,3 +147,7 @@ def test_a_model_with_wide_layers_writes_plain_decodings_text(batch: int) -> Non
     for sampled in (False, True):
         settings = {"max_new_tokens": 40, "do_sample": sampled, "output_logits": True}
         same_as_plain(model, prompts(batch, 12), Lookahead(repeatable=True), tolerance=0.0, **settings)
+    limits = [Invariance({1344: RowRange(chain=chain)}) for chain in (512, 1024)]
+    assert (
+        len({id(traces_for(model, packed=Packed({}, each))) for each in limits}) == 2
+    )  # one of them may be left alone

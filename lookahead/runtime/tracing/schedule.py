@@ -91,16 +91,15 @@ def traces_for(
     return found
 
 
-def _layers(packed: Packed | None) -> tuple[bool, bool, bool]:
-    """Whether linear layers run over packed weights, and within limits; and whether nodes have turns."""
-    limits = packed and packed.limits
-    return bool(packed and packed.parts), limits is not None, limits is not None and limits.turns > 0
+def _layers(packed: Packed | None) -> tuple[bool, Invariance | None]:
+    """Whether linear layers run over packed weights; and within which limits, of which a trace is made."""
+    return bool(packed and packed.parts), packed and packed.limits
 
 
 def _new(key: tuple[Any, ...], taps: tuple[str, ...], known: Sequence[Traces]) -> Traces:
     """Traces that are still to be made: over packed weights as soon as those that went before would have been."""
-    packed, *limits = key[-1]
-    before = next((traces for traces in known if traces.key == (*key[:-1], (False, *limits))), None) if packed else None
+    packed, limits = key[-1]
+    before = next((traces for traces in known if traces.key == (*key[:-1], (False, limits))), None) if packed else None
     return Traces(key, taps, missed={kind: replace(missed) for kind, missed in before.missed.items()} if before else {})
 
 
