@@ -8,10 +8,9 @@ Microseconds of a layer of 4,864 outputs and 896 inputs for so many rows (a thre
     int8, oneDNN's          207    207    271    437    557    856   0.011    (without AVX-512 and VNNI)
     int4, torch's           153    238    443    879  1,701  3,329   0.078
 
-int8 rounds each row of input by the row's own largest number; layers beside each other that read the same input do so
-once, and compute as one. Sums of integers are exact in any order, so a row's bits are the same beside any others, and
-the time hardly rises with the first nodes of a tree. int4 (groups of 32 inputs with a scale and an offset each, so five
-bits a weight) takes less memory. Its kernel goes row by row: fast for one, slow for a prompt.
+int8 rounds each row of input by its own largest number, once for layers beside each other that read the same, which
+compute as one. Sums of integers are exact, so a row's bits are the same beside any others, and more rows cost little.
+int4 (32 inputs share a scale and an offset: five bits a weight) goes row by row: slow for a prompt.
 """
 
 from abc import abstractmethod
@@ -62,6 +61,7 @@ class QuantisedLinear(nn.Module):
 
     packed: Tensor
     scales: Tensor
+    bias: Tensor | None
 
     def __init__(self, layer: nn.Linear, packed: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -134,8 +134,6 @@ def int8_layers(group: Sequence[nn.Linear]) -> list[Int8Linear]:
 class Int4Linear(QuantisedLinear):
     """A layer with a scale and an offset for each group of inputs of an output."""
 
-    bias: Tensor | None
-
     def __init__(self, layer: nn.Linear) -> None:
         weight = layer.weight.detach()
         groups = weight.float().view(len(weight), -1, _GROUP)
@@ -194,6 +192,8 @@ def quantize(model: PreTrainedModel, bits: BitWidth = "int8") -> PreTrainedModel
             made |= zip(group, int8_layers(group), strict=True)
         for name, layer in layers.items():
             model.set_submodule(name, made[layer].train(layer.training))
+        for weight in model.parameters():  # else the whole file that they are read from stays in memory
+            weight.data = weight.data.clone()
     for config in (model.config, model.config.get_text_config()):
         config.tie_word_embeddings = False
     return model
