@@ -4,7 +4,7 @@
 #define WITH_BYTES __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")))
 #define AHEAD 64     /* vectors of weights that are asked for beforehand; 32, 128, 256 take as long, 0 a third longer */
 #define MOST_ROWS 12 /* that are multiplied side by side */
-#define INPUTS 1024  /* that many rows are multiplied by before the next ones */
+#define INPUTS 256   /* that many rows are multiplied by before the next ones; 512, 1024 take up to a tenth longer */
 #define TINY 1e-30f  /* the least step of a row, for one of zeros alone */
 #define MIDDLE 128   /* that weights have more than they mean, as one factor of a product has no sign */
 
@@ -40,10 +40,7 @@ round_row(const Bytes *of, Py_ssize_t number, const char *row)
     EACH_VECTOR
         largest = _mm512_max_epu32(largest, _mm512_castps_si512(_mm512_abs_ps(numbers)));
     }
-    const int bits = (int)_mm512_reduce_max_epu32(largest);
-    float step;
-    memcpy(&step, &bits, sizeof(step));
-    step /= 127.0f;
+    const float step = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epu32(largest)))) / 127.0f;
     of->steps[number] = step < TINY ? TINY : step;
     const __m512 steps = _mm512_set1_ps(of->steps[number]);
     EACH_VECTOR
@@ -54,10 +51,10 @@ round_row(const Bytes *of, Py_ssize_t number, const char *row)
     of->too_much[number] = MIDDLE * _mm512_reduce_add_epi32(sum);
 }
 
-/* Multiply fours of inputs of some rows, and add that to their sums: [row, OUTPUTS]. */
+/* Multiply fours of inputs of some rows, and add that to their sums, [row, OUTPUTS]; ask for vectors ahead. */
 WITH_BYTES static inline __attribute__((always_inline)) void
 multiply_rows(const int count, const int8_t *rows, Py_ssize_t apart, const __m512i *weights, Py_ssize_t fours,
-              int32_t *sums)
+              const __m512i *ahead, Py_ssize_t step, int32_t *sums)
 {
     __m512i low[MOST_ROWS], high[MOST_ROWS];
 #pragma GCC unroll 12
@@ -66,8 +63,8 @@ multiply_rows(const int count, const int8_t *rows, Py_ssize_t apart, const __m51
         high[row] = _mm512_loadu_si512(sums + row * OUTPUTS + LANES);
     }
     for (Py_ssize_t four = 0; four < fours; four++) {
-        _mm_prefetch((const char *)(weights + 2 * four + AHEAD), _MM_HINT_T0);
-        _mm_prefetch((const char *)(weights + 2 * four + AHEAD + 1), _MM_HINT_T0);
+        _mm_prefetch((const char *)(ahead + step * four), _MM_HINT_T0);
+        _mm_prefetch((const char *)(ahead + step * four + 1), _MM_HINT_T0);
         const __m512i one = _mm512_loadu_si512(weights + 2 * four), two = _mm512_loadu_si512(weights + 2 * four + 1);
 #pragma GCC unroll 12
         for (int row = 0; row < count; row++) {
@@ -88,7 +85,7 @@ multiply_part(const Bytes *of, Py_ssize_t output, int32_t *sums)
 {
 #define ROWS_OF(many)                                                                                           \
     case many:                                                                                                  \
-        multiply_rows(many, rows, of->inputs, weights, (stop - input) / 4, sums + row * OUTPUTS);               \
+        multiply_rows(many, rows, of->inputs, weights, fours, ahead, half ? 1 : 2, sums + row * OUTPUTS);       \
         break;
     memset(sums, 0, of->count * OUTPUTS * sizeof(int32_t));
     const Py_ssize_t most = of->count > MOST_ROWS ? INPUTS : of->inputs;
@@ -96,7 +93,9 @@ multiply_part(const Bytes *of, Py_ssize_t output, int32_t *sums)
         const __m512i *weights = (const __m512i *)(of->weight->data + output * of->inputs + input * OUTPUTS);
         Py_ssize_t times = (of->count + MOST_ROWS - 1) / MOST_ROWS; /* about as many rows each time */
         stop = Py_MIN(of->inputs, input + most);
-        for (Py_ssize_t row = 0, many; row < of->count; row += many, times--) {
+        const Py_ssize_t fours = (stop - input) / 4, half = times == 2 ? fours : 0; /* two ask for half of it each */
+        const __m512i *ahead = weights + (half ? 2 * half : AHEAD);
+        for (Py_ssize_t row = 0, many; row < of->count; row += many, times--, ahead += half) {
             const int8_t *rows = of->rows + row * of->inputs + input;
             many = (of->count - row + times - 1) / times;
             switch (many) {
@@ -126,8 +125,7 @@ multiply_parts(void *given)
 {
     Bytes *of = given;
     int32_t *sums = aligned_alloc(64, of->count * OUTPUTS * sizeof(int32_t));
-    if (sums == NULL)
-        of->parts.failed = 1;
+    of->parts.failed |= sums == NULL;
     for (Py_ssize_t part; sums != NULL && (part = next_part(&of->parts)) < of->parts.count;) {
         const Py_ssize_t all = of->outputs / OUTPUTS, stop = all * (part + 1) / of->parts.count;
         for (Py_ssize_t at = all * part / of->parts.count; at < stop; at++)

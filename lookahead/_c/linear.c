@@ -16,10 +16,10 @@ typedef struct {
     Py_ssize_t count, inputs, outputs, chain;
 } Linear;
 
-/* Multiply some inputs of rows, and add that to what their chains have so far: [row, OUTPUTS]. */
+/* Multiply some inputs of rows, and add that to what their chains have, [row, OUTPUTS]; ask for vectors ahead. */
 WITH_BFLOAT16 static inline __attribute__((always_inline)) void
 multiply_rows(const int count, const char *rows, Py_ssize_t apart, const __m512i *weights, Py_ssize_t pairs,
-              float *sums)
+              const __m512i *ahead, Py_ssize_t step, float *sums)
 {
     __m512 low[MOST_ROWS], high[MOST_ROWS];
 #pragma GCC unroll 12
@@ -28,8 +28,8 @@ multiply_rows(const int count, const char *rows, Py_ssize_t apart, const __m512i
         high[row] = _mm512_loadu_ps(sums + row * OUTPUTS + LANES);
     }
     for (Py_ssize_t pair = 0; pair < pairs; pair++) {
-        _mm_prefetch((const char *)(weights + 2 * pair + AHEAD), _MM_HINT_T0);
-        _mm_prefetch((const char *)(weights + 2 * pair + AHEAD + 1), _MM_HINT_T0);
+        _mm_prefetch((const char *)(ahead + step * pair), _MM_HINT_T0);
+        _mm_prefetch((const char *)(ahead + step * pair + 1), _MM_HINT_T0);
         const __m512bh one = (__m512bh)_mm512_loadu_si512(weights + 2 * pair);
         const __m512bh two = (__m512bh)_mm512_loadu_si512(weights + 2 * pair + 1);
 #pragma GCC unroll 12
@@ -52,10 +52,12 @@ multiply_all(const Linear *of, Py_ssize_t input, Py_ssize_t stop, const __m512i 
 {
 #define ROWS_OF(many)                                                                                 \
     case many:                                                                                        \
-        multiply_rows(many, rows, 2 * of->inputs, weights, (stop - input) / 2, sums + row * OUTPUTS); \
+        multiply_rows(many, rows, 2 * of->inputs, weights, pairs, ahead, half ? 1 : 2, sums + row * OUTPUTS); \
         break;
-    Py_ssize_t times = (of->count + MOST_ROWS - 1) / MOST_ROWS;
-    for (Py_ssize_t row = 0, many; row < of->count; row += many, times--) {
+    Py_ssize_t times = (of->count + MOST_ROWS - 1) / MOST_ROWS, pairs = (stop - input) / 2;
+    const Py_ssize_t half = times == 2 ? pairs : 0; /* of the next weights: two ask for half each */
+    const __m512i *ahead = weights + (half ? 2 * half : AHEAD);
+    for (Py_ssize_t row = 0, many; row < of->count; row += many, times--, ahead += half) {
         const char *rows = of->rows->data + 2 * (row * of->inputs + input);
         many = (of->count - row + times - 1) / times;
         switch (many) {
@@ -107,8 +109,7 @@ multiply_parts(void *given)
     Linear *of = given;
     const size_t room = of->count * OUTPUTS, line = LANES * INPUTS; /* float32 numbers */
     float *own = aligned_alloc(64, (line + 2 * room) * sizeof(float));
-    if (own == NULL)
-        of->parts.failed = 1;
+    of->parts.failed |= own == NULL;
     for (Py_ssize_t part; own != NULL && (part = next_part(&of->parts)) < of->parts.count;) {
         Py_ssize_t all = (of->outputs + OUTPUTS - 1) / OUTPUTS, at = all * part / of->parts.count;
         for (; at < all * (part + 1) / of->parts.count; at++)
@@ -121,8 +122,8 @@ int
 multiply(const View *given, int64_t chain, View *made)
 {
     Linear of = {.rows = given, .weight = given + 1, .bias = given + 2, .into = (uint16_t *)made->data,
-                 .count = made->sizes[0], .inputs = given->last, .outputs = made->last, .chain = chain};
-    of.parts.count = torch_threads(); /* what one reads lies side by side, and is asked for beforehand */
+                 .count = made->sizes[0], .inputs = given->last, .outputs = made->last, .chain = chain,
+                 .parts.count = torch_threads()}; /* what one reads lies side by side, and is asked for beforehand */
     return __builtin_cpu_supports("avx512bf16") ? share_out(&of.parts, multiply_parts) : 1;
 }
 #else

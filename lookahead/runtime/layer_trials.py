@@ -40,8 +40,7 @@ ANY_ROWS = RowRange()
 
 
 def tried_weight(layer: nn.Linear) -> Tensor:
-    """A weight like a layer's, with as many outputs as tell how all are computed. Its numbers are none of the model's,
-    whose weights may be all alike."""
+    """A weight like a layer's, with as many outputs as tell how all are computed; a model's own may be all alike."""
     outputs, features = layer.weight.shape
     if outputs > _MOST_OUTPUTS:
         outputs = _MOST_OUTPUTS + outputs % _OUTPUTS_ASIDE
