@@ -29,8 +29,8 @@ def rows_of_all(model: PreTrainedModel, several: bool = False) -> dict[int, RowR
     Args:
         several: the outputs are those of more than one row, not of a single one, where these differ.
     """
-    for kind, layer in {repr(each): each for each in model.modules() if isinstance(each, QuantisedLinear)}.items():
-        if not found_once("quantised", [kind, str(model.dtype)], partial(rows_are_alike, layer, model.dtype)):
+    for kind, one in {repr(each): each for each in model.modules() if isinstance(each, QuantisedLinear)}.items():
+        if not found_once("quantised", [kind, str(model.dtype)], partial(rows_are_alike, one, model.dtype)):
             return None
     kinds: dict[int, list[nn.Linear]] = {}
     for layer in linear_kinds(model.modules()):
