@@ -16,11 +16,7 @@ from lookahead.sources.draft_model import UsualTime
 
 
 def shared_width(
-    trees: Sequence[tuple[Sequence[float], int]],
-    costs: Sequence[float],
-    calibration: float,
-    *,
-    apart: bool = False,
+    trees: Sequence[tuple[Sequence[float], int]], costs: Sequence[float], calibration: float, *, apart: bool = False
 ) -> int:
     """The nodes a tree that pay best for all sequences, one of the curve's sizes: each further size has kernels of its
     own, whose first pass is slow. ``trees`` have the values of a tree's nodes, and the tokens that its sequence has

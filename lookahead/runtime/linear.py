@@ -84,13 +84,7 @@ class LinearModel:
     typical = True
     plain_ms: float | None = None  # passes are the model's own
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        traits: ModelTraits,
-        prompt: Prompt,
-        wants: Wants,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, traits: ModelTraits, prompt: Prompt, wants: Wants) -> None:
         self._model = model
         config = model.config.get_text_config(decoder=True)
         self._cache: Any = DynamicCache(config=config) if prompt.cache is None else prompt.cache

@@ -24,13 +24,7 @@ from lookahead.support.call import (
     check_prompt,
     tree_obstacle,
 )
-from lookahead.support.self_test import (
-    is_on_record,
-    layers_error,
-    linear_error,
-    linear_obstacle,
-    tree_error,
-)
+from lookahead.support.self_test import is_on_record, layers_error, linear_error, linear_obstacle, tree_error
 
 Route = Literal["tree", "chain", "plain"]
 

@@ -102,13 +102,7 @@ def _says(
     return found
 
 
-def _traced(
-    forward: TreeForward,
-    inputs: dict[str, Tensor],
-    masks: Any,
-    weights: dict[int, Tensor],
-    kind: Kind,
-) -> Any:
+def _traced(forward: TreeForward, inputs: dict[str, Tensor], masks: Any, weights: dict[int, Tensor], kind: Kind) -> Any:
     names = tuple(masks) if isinstance(masks, dict) else None
     count = 1 if names is None else len(names)
     tensors = flat(forward, inputs, masks)

@@ -59,10 +59,7 @@ def _wrong_kind(model: PreTrainedModel, traits: ModelTraits) -> str | None:
 
 
 def traces_for(
-    model: PreTrainedModel,
-    taps: tuple[str, ...] = (),
-    traits: ModelTraits | None = None,
-    packed: Packed | None = None,
+    model: PreTrainedModel, taps: tuple[str, ...] = (), traits: ModelTraits | None = None, packed: Packed | None = None
 ) -> Traces | None:
     """A model's traces for calls that want the hidden states ``taps``, over ``packed`` weights; None = it is not
     traced. Those are made here that earlier calls could have used often enough."""
