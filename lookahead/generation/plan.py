@@ -40,8 +40,8 @@ def plan_of(strategy: Strategy | None, call: Call, *, test: bool = True) -> Plan
     support.check(call.model, call.traits, call.input_ids, call.kwargs)
     found = support.plan(call.model, call.traits, call.input_ids, call.kwargs, call.cache, new_tokens)
     plan = Plan(call, strategy, found.route, found.reason, new_tokens)
-    if strategy is not None and found.route != "plain":
-        plan = _drafting(plan, strategy)
+    if found.route != "plain":
+        plan = replace(plan, bits=_bits(plan, None)) if strategy is None else _drafting(plan, strategy)
     changed = support.self_test(call.model, call.traits) if test and found.route == "tree" else None
     return plan if changed is None else replace(plan, route="plain", reason=changed)
 
@@ -61,7 +61,7 @@ def _drafting(plan: Plan, strategy: Strategy) -> Plan:
     wants = replace(wants, taps=strategy.taps(call.model))
     own = strategy.static or call.traits.is_sharded  # passes that neither fits
     packs = strategy.pack and not (own or call.traits.is_encoder_decoder) and call.traits.device.type == "cpu"
-    bits = _bits(plan, strategy, rule is not None, bool(own))
+    bits = _bits(plan, strategy, drawn != bool(call.config.do_sample), bool(own))
     plan = replace(plan, wants=wants, rule=rule, traces=strategy.traces and not own, packs=packs, bits=bits)
     inexact = bool(call.config.do_sample) and strategy.verification != "exact"
     if getattr(strategy, "parallel", None) is not None:
@@ -71,17 +71,19 @@ def _drafting(plan: Plan, strategy: Strategy) -> Plan:
     return plan
 
 
-def _bits(plan: Plan, strategy: Strategy, lossy: bool, own: bool) -> Bits:
+def _bits(plan: Plan, strategy: Strategy | None, lossy: bool = False, own: bool = False) -> Bits:
     """What the call's numbers keep, unless drafts have a say in the text."""
-    call, wanted = plan.call, strategy.repeatable
-    if call.config.do_sample and (strategy.verification != "exact" or lossy):
+    call, wanted = plan.call, None if strategy is None else strategy.repeatable
+    if lossy:
         return nothing_kept("what is accepted depends on drafts", wanted)
     obstacle = "passes are static, or the model is sharded" if own else None
     count, width = call.input_ids.shape
     padded = count == 1 and call.traits.device.type == "cpu" and len(call.prompts()[0]) < width
     texts = Texts(count, width + plan.new_tokens, padded)
     bits = bits_of(call.model, call.traits, plan.route, wanted, texts, obstacle)
-    return bits if strategy.attention is None else bits.repeatable()  # plain decoding's attention is another
+    return (
+        bits if strategy is None or strategy.attention is None else bits.repeatable()
+    )  # plain decoding's attention is another
 
 
 def _check_split(plan: Plan, strategy: Strategy, inexact: bool) -> None:

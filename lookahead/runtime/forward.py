@@ -21,7 +21,6 @@ from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import packing_pays, tree_forward
-from lookahead.runtime.attention_trials import PACKED, SINGLY
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.masks import MaskBuffer, tree_masks
 from lookahead.runtime.packed_layers import Invariance, Packed, packed_twin
@@ -166,8 +165,7 @@ class TreeForward:
         if self.token_types is not None:
             inputs["token_type_ids"] = self.token_types[:, -1:].expand(-1, width)
         if (limits := self.limits) is not None:
-            how = limits.singly | SINGLY if limits.singly & PACKED and self.layout.is_padded else limits.singly
-            self.sequences = self.layout.sequences(trees, how, self.holds or 0)
+            self.sequences = self.layout.sequences(trees, limits.singly, self.holds or 0)
             self.turns = self.layout.turns(trees, limits.turns) if limits.turns else None
         # Some models leave their windows to the cache (Moshi), and ours keeps all tokens.
         seen = self._window is None or self.layout.cache.base < self._window

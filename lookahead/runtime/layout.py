@@ -18,6 +18,7 @@ from torch import Tensor
 
 from jacobi import TokenTree
 from lookahead.models.families.overrides import PassPositions
+from lookahead.runtime.attention_trials import PACKED, SINGLY
 from lookahead.runtime.cache.tree import TreeCache, drop, join, repeat
 from lookahead.runtime.scores import fetch, send
 from lookahead.runtime.turns import Turns, steps_of
@@ -56,7 +57,8 @@ class Layout:
         self.padding: list[int] = []  # slots before each one's first token
         self.positions: list[int] = []  # of each one's last kept token, as position_ids count
         self.visible: np.ndarray | None = None  # bool [batch, slot], below the base, that hold tokens; None = all do
-        self.is_padded = False  # a prompt had padding, so that plain decoding gives every pass a mask
+        self.padded: list[int] = []  # 1 = a prompt had padding, so that plain decoding gives each pass a mask
+        self.apart = False  # each sequence is the only one of its call
         self.mask_dtype = torch.long
         self.boundary: tuple[int, str] | None = None  # what was found; None = all tokens are for tree forwards
         self._find_boundary, self._depth_limit, self._idle = find_boundary, depth_limit, idle
@@ -80,10 +82,10 @@ class Layout:
         self.padding = [0] * batch if mask is None else mask.long().argmax(-1).tolist()
         if mask is not None:
             self.visible = fetch(mask.bool()).copy()
-            self.is_padded = not self.visible.all()
             self.mask_dtype = mask.dtype
         elif batch > 1:
             self.visible = np.ones((batch, past), bool)
+        self.padded = [int(self.visible is not None and not self.visible.all())] * batch
         if self._find_boundary is not None:
             self.boundary = self._find_boundary(past, highest)
 
@@ -137,8 +139,10 @@ class Layout:
 
     def sequences(self, trees: Sequence[TokenTree], how: int, window: int) -> Tensor:
         """What :func:`.ordered_attention.attend` is told of each sequence: int32 ``[batch, 7 + node]``."""
-        base, hows, windows, counts = ([each] * len(trees) for each in (self.cache.base, how, window, self.count))
-        told = self.padding, self.cache.lengths, base, hows, windows, self.rows, counts
+        hows = [how | SINGLY if how & PACKED and padded else how for padded in self.padded]
+        base, windows, counts = ([each] * len(trees) for each in (self.cache.base, window, self.count))
+        numbers = ([0] * len(trees), [1] * len(trees)) if self.apart else (self.rows, counts)
+        told = self.padding, self.cache.lengths, base, hows, windows, *numbers
         return torch.from_numpy(np.column_stack([*told, below(trees, [0] * len(trees))]).astype(np.int32))
 
     def turns(self, trees: Sequence[TokenTree], until: int) -> list[Turns]:
@@ -147,7 +151,7 @@ class Layout:
         found = []
         for row, (tree, start, length) in enumerate(zip(trees, self.padding, self.cache.lengths, strict=True)):
             shown = None
-            if self.is_padded and self.visible is not None:
+            if self.padded[row] and self.visible is not None:
                 seen = np.ones(length + width, bool)
                 seen[:length] = self.visible[row, :length]
                 shown = torch.from_numpy(seen)[None, None, None]
@@ -188,7 +192,9 @@ class Layout:
             wide = [np.pad(each, ((0, 0), (0, columns - each.shape[1]))) for each in shown]
             self.visible = np.concatenate(wide)
             join(self.cache, other.cache, most)
+        self.apart = True
         self.padding += other.padding
+        self.padded += other.padded
         self.positions += other.positions
         self._number()
 
@@ -196,6 +202,7 @@ class Layout:
         """Hold the only sequence that is here ``count`` times."""
         self.visible = self._seen().repeat(count, axis=0)
         self.padding, self.positions = self.padding * count, self.positions * count
+        self.padded *= count
         self._number()
         repeat(self.cache, count)
 
@@ -214,7 +221,7 @@ class Layout:
 
     def drop(self, row: int, *, renumber: bool = False) -> None:
         """Leave a sequence out; the last one takes its place, and with ``renumber`` its number."""
-        for held in (self.rows, self.padding, self.positions):
+        for held in (self.rows, self.padding, self.padded, self.positions):
             held[row] = held[-1]
             del held[-1]
         if self._axes is not None:

@@ -41,10 +41,7 @@ def obstacle(dtype: torch.dtype = torch.bfloat16) -> str | None:
         return f"the C part is missing ({_native.missing})"
     if not _native.operations():
         return "torch takes no operations in C here"
-    states, alone = (
-        [torch.zeros(1, 1, 1, 1, dtype=dtype)] * 4,
-        torch.tensor([[0, 0, 0, 0, 0, 0, 1, 0]], dtype=torch.int32),
-    )
+    states, alone = [torch.zeros(1, 1, 1, 1, dtype=dtype)] * 4, torch.tensor([[0] * 6 + [1, 0]], dtype=torch.int32)
     is_taken = torch.ops.lookahead.attended(*states, alone, 1.0, 0).ndim == states[0].ndim
     return None if is_taken else f"the C part is built without {str(dtype).removeprefix('torch.')}"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from time import perf_counter
 
 from transformers import PreTrainedModel
@@ -15,7 +16,9 @@ from lookahead.draft.planner import Planner
 from lookahead.draft.strategy import DraftStrategy
 from lookahead.generation.curves import curve_of
 from lookahead.generation.memories import recall
+from lookahead.generation.plan import Plan
 from lookahead.generation.prefixes import Prefixes
+from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.open import open_shared
 from lookahead.runtime.packed_layers import Invariance, Packed
@@ -66,6 +69,19 @@ class Rows:
             kept = Memory(self._traits.vocab_size, notes=kept.notes, times=kept.times)
         recall(kept, self._model, strategy)
         return kept
+
+    def kept(self, plan: Plan) -> Plan:
+        """The plan of a request as shared passes keep it: with kept beginnings or windows, bits are not plain's."""
+        limits = plan.bits.limits
+        whole = limits and limits.singly and not self._prefixes.keeps
+        if limits is None or (whole and shortest_window(self._traits, mask_rules(self._model, self._traits)) is None):
+            return plan
+        return replace(plan, bits=plan.bits.repeatable())
+
+    def takes(self, plan: Plan) -> bool:
+        """Whether passes that all rows share can keep what a plan does."""
+        limits, rows = plan.bits.limits, [*self.held, *self.unread]
+        return limits is None or all(row.plan.bits.limits in (None, limits) for row in rows)
 
     def read(self) -> None:
         """Let rows read their prompts and join the others: the shortest first, and before those that write go on, as

@@ -6,8 +6,9 @@ No token of a causal model sees what comes after it, so padding behind a prompt 
     d  e  f  g  h
 
 Models whose attention does not say that it is causal (BERT's family sees all of the prompt), and recurrent ones, read
-together only what is equally long. Where a text's numbers have to be the same in any company, a prompt is fed by the
-passes that write, so that what a cache holds of it already, and by which parts it came there, makes no difference.
+together only what is equally long. Where a text's numbers have to be the same in any company, a prompt is read by
+itself, or where beginnings are kept by the passes that write, so that what a cache holds of it already, and by which
+parts it came there, makes no difference.
 """
 
 from collections import Counter
@@ -78,13 +79,13 @@ class Asked:
         if not self.begins:
             return None
         given = {name: each for name, each in self.call.kwargs.items() if name != "position_ids" and each is not None}
-        return self.wants, tuple(sorted(given.items())), bool(self.past) or (self.text if self.in_order else None)
+        return self.wants, tuple(sorted(given.items())), bool(self.past) or (self.limits and self.text)
 
 
 def read(asked: Sequence[Asked], prefixes: Prefixes) -> _Read:
     """Read prompts of one kind, or one for all that ask it; the model's view of them, and what it says of each."""
     room, copies = max(one.new_tokens for one in asked), len(asked) if len({one.text for one in asked}) == 1 else 1
-    in_order = asked[0].in_order or len({one.past for one in asked}) > 1
+    in_order = (prefixes.keeps and asked[0].in_order) or len({one.past for one in asked}) > 1
     with ExitStack() as failed:
         reads = _read_in_order if in_order else _read_padded
         view, scores = reads(asked[: len(asked) // copies], prefixes, room, failed)

@@ -48,8 +48,6 @@ class Row(CallGroup):
     def __init__(self, ticket: Ticket, plan: Plan, memory: Memory) -> None:
         self.ticket, self.seat, self._memory = ticket, Seat(), memory
         self.error: Exception | None = None
-        if plan.bits.limits is not None:  # its prompt is not read as plain decoding reads it
-            plan = replace(plan, bits=plan.bits.repeatable())
         sequences = plan.call.sequences()
         self.asked = Asked(plan.call, plan.wants, plan.new_tokens, frozenset(ticket.inputs), plan.bits.limits)
         draws = None

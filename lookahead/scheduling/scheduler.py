@@ -174,18 +174,18 @@ class Scheduler:
             check_mode(call.config)
             if ticket.strategy is not None:
                 ticket.strategy = assisted(ticket.strategy, call.config, ticket.inputs)
-            plan = plan_of(ticket.strategy, call, test=False)
-            shares = plan.route == "tree" and why_alone(plan) is None
+            plan = self._rows.kept(plan_of(ticket.strategy, call, test=False))
+            shares = plan.route == "tree" and why_alone(plan) is None and self._rows.takes(plan)
             if shares and support.self_test(self._model, call.traits) is None:
                 self._rows.unread.append(Row(ticket, plan, self._rows.memory(ticket.strategy)))
             else:
-                ticket.end(self._alone(ticket, call))
+                ticket.end(self._alone(ticket, call, plan.bits.limits is None))
         except Exception as error:
             ticket.end(error=error)
 
-    def _alone(self, ticket: Ticket, call: Call) -> Any:
-        """Decode a request by itself."""
-        call, cache = behind_known(call, ticket, self._prefixes)
+    def _alone(self, ticket: Ticket, call: Call, anyhow: bool) -> Any:
+        """Decode a request by itself, behind what is known of its text if it may be read ``anyhow``."""
+        call, cache = behind_known(call, ticket, self._prefixes) if anyhow else (call, None)
         output = self._decoded(ticket, call)
         text = output if isinstance(output, Tensor) else output.sequences
         self._prefixes.keep(text[0].tolist(), cache, ticket.salt)

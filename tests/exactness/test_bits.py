@@ -120,34 +120,34 @@ def test_packed_and_traced_passes_have_the_same_bits(monkeypatch: pytest.MonkeyP
 
 
 def test_requests_are_alike_alone_and_together() -> None:
-    """By themselves, eight at once, and with a beginning of the prompt kept from another one."""
-    model = half("llama")
+    """By themselves, eight at once, drafted or not, and with a beginning of the prompt kept from another one. Where
+    none is kept, texts are plain ones if kernels allow it."""
+    model, more, padded = half("llama"), SAMPLED | {"max_new_tokens": 16}, prompts(3, 20)
     texts = [prompts(1, 71, seed=int(length > 9))["input_ids"][:, :length] for length in (5, 9, 30, 71)]
+    asked = [{"input_ids": ids} for ids in texts] + [{name: given[2:] for name, given in padded.items()}]
 
     def answers(rows: int, prefix_bytes: int = 0) -> list[Any]:
         with Scheduler(model, rows, Lookahead(repeatable=True), prefix_bytes) as scheduler:
-            more = SAMPLED | {"max_new_tokens": 16}
-            tickets = [scheduler.submit(input_ids=ids, seed=at, **more) for at, ids in enumerate(texts)]
+            tickets = [scheduler.submit(seed=at, **given, **more) for at, given in enumerate(asked)]
+            tickets += [scheduler.submit(seed=3, use_lookahead=False, **asked[3], **more)]
             scheduler.run()
         return [ticket.result().tolist() for ticket in tickets]
 
-    assert answers(1) == answers(3) == answers(8) == answers(1, 1 << 26) == answers(8, 1 << 26)
+    assert (together := answers(8)) == answers(3) == answers(1)
+    assert answers(1, 1 << 26) == answers(8, 1 << 26)
+    with torch.no_grad():
+        limits = bits_of(model, ModelTraits.of(model), "tree", True).limits
+    plain = [run(model, given, seed=at, **more)[0].tolist() for at, given in enumerate(asked)]
+    assert together == [*plain, plain[3]] or (limits is not None and not limits.singly)
 
 
-@pytest.mark.parametrize("given", ["padding", "positions"])
-def test_a_request_may_give_more_than_a_text(given: str) -> None:
-    """Padding is not seen, and positions are the caller's, by a scheduler as by a call."""
+def test_a_request_may_give_more_than_a_text() -> None:
+    """Positions are the caller's, by a scheduler as by a call."""
     model, ids = half("llama"), prompts(1, 20)["input_ids"]
-    mask = torch.ones_like(ids)
-    mask[0, :6] = 0
-    more: dict[str, Any] = {"attention_mask": mask}
-    if given == "positions":
-        more = {"position_ids": torch.arange(7, 27)[None]}
-    settings = {"max_new_tokens": 8, "do_sample": False} | more
-    with Scheduler(model, rows=2, strategy=Lookahead(repeatable=True)) as scheduler:
+    settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "position_ids": torch.arange(7, 27)[None]}
+    with Scheduler(model, rows=2, strategy=(strategy := Lookahead(repeatable=True))) as scheduler:
         ticket = scheduler.submit(input_ids=ids, **settings)
         scheduler.run()
-    strategy = Lookahead(repeatable=True)
     alone = model.generate(ids, use_lookahead=True, lookahead_strategy=strategy, **settings)
     assert ticket.result().tolist() == alone.tolist()
 
