@@ -11,11 +11,12 @@ from lookahead.models.code_safety import is_safe
 from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime import ordered_attention
+from lookahead.runtime.foreign_layers import rounding_layer
 from lookahead.runtime.layer_trials import RowRange
 from lookahead.runtime.packed_layers import Invariance, computed_dtype
 from lookahead.runtime.packing import packs_alike
 from lookahead.runtime.quantised_layers import is_quantised
-from lookahead.runtime.row_limits import rounding_layer, rows_of_all
+from lookahead.runtime.row_limits import rows_of_all
 from lookahead.runtime.singly import how_singly
 
 _TOGETHER = 32  # float32 numbers whose cosine torch computes in one go, at most; what is left over, one by one

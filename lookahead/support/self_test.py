@@ -19,9 +19,9 @@ from lookahead.models.conformance import modified, recorded_routes, recorded_ver
 from lookahead.models.families.scans import bound_error, scanned_layers
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime.foreign_layers import rounding_layer
 from lookahead.runtime.host_reads import Draws
 from lookahead.runtime.linear import LinearModel
-from lookahead.runtime.row_limits import rounding_layer
 from lookahead.runtime.session import bare_chain, bare_model, masked_inputs, stepwise
 
 _verdicts: PerModel[dict[tuple[Any, ...], str | None]] = PerModel(dict)

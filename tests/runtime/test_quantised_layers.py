@@ -13,6 +13,7 @@ from lookahead import Lookahead, quantize
 from lookahead.models.code_safety import is_safe
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime import quantised_layers
+from lookahead.runtime.foreign_layers import rows_are_alike
 from lookahead.runtime.packing import packed_weights
 from lookahead.runtime.quantised_layers import (
     Int4Linear,
@@ -22,7 +23,6 @@ from lookahead.runtime.quantised_layers import (
     int8_layers,
     perplexity,
 )
-from lookahead.runtime.row_limits import rows_are_alike
 from lookahead.support.bits import Texts, bits_of
 
 pytestmark = [

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from lookahead import Lookahead, LookaheadError
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime.foreign_layers import rounding_layer
 from lookahead.runtime.packing import packed_weights
-from lookahead.runtime.row_limits import rounding_layer
 from lookahead.support.bits import bits_of
 from lookahead.support.route import verdict
 
