@@ -1,7 +1,7 @@
 """Check that the code of a model's passes is known: transformers' and torch's own, unwrapped and unwatched."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Container
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -19,16 +19,17 @@ _STEPS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation"
 BUILT_IN = frozenset(vars(nn.Module()))  # what every module has
 
 
-def is_safe(model: PreTrainedModel) -> bool:
-    """True if nothing but transformers' and torch's code sees the tensors of a pass. Gradients, hooks, modes, wrappers,
-    autocast, tensor subclasses, tensors of inference mode and any other code forbid it."""
+def is_safe(model: PreTrainedModel, aside: Container[nn.Module] = ()) -> bool:
+    """True if nothing but transformers' and torch's code sees the tensors of a pass, beside the modules ``aside``.
+    Gradients, hooks, modes, wrappers, autocast, tensor subclasses, tensors of inference mode and other code forbid it.
+    """
     device = model.device.type
     if torch.is_inference_mode_enabled() or torch.is_grad_enabled() or device == "meta":
         return False
     hooked = any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS)
     if hooked or torch.is_autocast_enabled(device) or any(getattr(torch._C, name, int)() for name in _MODE_STACKS):
         return False
-    return _is_known(attention_function(model)) and all(map(_is_plain, model.modules()))
+    return _is_known(attention_function(model)) and all(each in aside or is_plain(each) for each in model.modules())
 
 
 def attention_function(model: PreTrainedModel) -> Callable[..., Any] | None:
@@ -66,7 +67,13 @@ def steps_of(model: PreTrainedModel) -> tuple[Any, ...]:
     return tuple(getattr(type(model), name, None) for name in _STEPS)
 
 
-def _is_plain(module: nn.Module) -> bool:
+def is_plain_linear(layer: nn.Module | None) -> TypeGuard[nn.Linear]:
+    """Whether it is torch's own linear layer, over a plain weight."""
+    return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and "forward" not in vars(layer)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module is transformers' or torch's code over plain weights, which nothing else sees."""
     settings, kind = vars(module), type(module)
     if module._forward_hooks or "forward" in settings or settings.get("_compiled_call_impl") is not None:
         return False

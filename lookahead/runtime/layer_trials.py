@@ -21,7 +21,7 @@ _OUTPUTS_ASIDE = 64  # of which the last ones are computed by themselves
 _NUMBERS = 65_537  # that such a weight repeats: a prime, so that no two outputs are alike
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)  # of rows that are tried
 _LEAST = 8  # rows at a time, below which passes would read weights too often
-_TRIED = 1 << 17  # outputs that are compared at least: of kernels that differ, one in twenty thousand does
+TRIED = 1 << 17  # outputs that are compared at least: of kernels that differ, one in twenty thousand does
 _CHAINS = (512, 1024)  # inputs
 _FEW, _MOST_PAIRS = 4, 2048  # rows
 COLUMNS = 32  # outputs that lie side by side in a weight that is packed for chains
@@ -84,7 +84,7 @@ def chains_of(layer: nn.Linear) -> Chains | None:
 def _chains_of(layer: nn.Linear) -> Chains | None:
     weight = tried_weight(layer)
     bias = None if layer.bias is None else weight[:, 0].contiguous()
-    rows, half = rows_for(weight, 2 * min(_MOST_PAIRS, -(-_TRIED // (2 * len(weight))))), weight.shape[1] // 2
+    rows, half = rows_for(weight, 2 * min(_MOST_PAIRS, -(-TRIED // (2 * len(weight))))), weight.shape[1] // 2
     found = []
     for count in (1, 2):
         right = torch.cat([linear(part, weight, bias) for part in rows.split(count)])
@@ -120,7 +120,7 @@ def rows_of_layer(layer: nn.Linear) -> RowRange | None:
     with torch.no_grad():
         weight = tried_weight(layer)
         bias = None if layer.bias is None else weight[:, 0].contiguous()
-        times, several = -(-_TRIED // (COUNTS[-1] * len(weight))), max(2, 2 * -(-_TRIED // (2 * len(weight))))
+        times, several = -(-TRIED // (COUNTS[-1] * len(weight))), max(2, 2 * -(-TRIED // (2 * len(weight))))
         tried = rows_for(weight, COUNTS[-1] * times).split(COUNTS[-1])
 
         def outputs(count: int) -> Tensor:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from lookahead.models.code_safety import is_plain_linear
 from lookahead.models.early_exit import twin_of
 from lookahead.runtime.layer_trials import ANY_ROWS, COLUMNS, RowRange, chains_of, in_columns
 
@@ -165,7 +166,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 def can_be_packed(layer: nn.Module | None) -> TypeGuard[nn.Linear]:
     """Whether it is a plain linear layer, of a kind that oneDNN packs."""
-    weight = layer.weight if type(layer) is nn.Linear else None
+    weight = layer.weight if is_plain_linear(layer) else None
     return weight is not None and weight.device.type == "cpu" and weight.dtype in _DTYPES and weight.is_contiguous()
 
 
@@ -236,7 +237,7 @@ def packed_twin(model: nn.Module, packed: Packed) -> Any:
     limits = packed.limits or Invariance({})
 
     def change(twin: Any) -> None:
-        if type(twin) is not nn.Linear:
+        if not is_plain_linear(twin):
             return
         own, part = limits.of(twin), packed.parts.get(id(twin._parameters.get("weight")))
         if part is None and own == ANY_ROWS:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from lookahead.models.code_safety import is_plain_linear
+
 _SIZES = (1, 4, 16)  # whole float32 passes of 135M parameters over 1, 2, 4, 8, 16, 32: 64, 102, 113, 108, 122, 150 ms
 _BYTES = 16 << 20  # of weights that each size reads: more than a core's cache, so that they come from memory
 _LAYERS = 5  # at most, of which the fastest counts: others may have been held up
@@ -19,7 +21,7 @@ def row_costs(model: nn.Module, batch: int = 1) -> dict[int, float] | None:
     None = too few to tell."""
     shapes, whole = defaultdict[object, list[Tensor]](list), 0
     for layer in model.modules():
-        if type(layer) is nn.Linear and layer.weight.device.type == "cpu" and type(layer.weight.data) is Tensor:
+        if is_plain_linear(layer) and layer.weight.device.type == "cpu":
             shapes[layer.weight.shape, layer.weight.dtype].append(layer.weight.data)
             whole += layer.weight.numel()
     alike = max(shapes.values(), key=lambda weights: len(weights) * weights[0].numel(), default=[])

@@ -11,7 +11,7 @@ from lookahead.models.code_safety import is_safe
 from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime import ordered_attention
-from lookahead.runtime.foreign_layers import rounding_layer
+from lookahead.runtime.foreign_layers import foreign_layers, rounding_layer
 from lookahead.runtime.layer_trials import RowRange
 from lookahead.runtime.packed_layers import Invariance, computed_dtype
 from lookahead.runtime.packing import packs_alike
@@ -133,12 +133,17 @@ def _obstacle(model: PreTrainedModel, traits: ModelTraits, route: str) -> str | 
 
 
 def _odd_part(model: PreTrainedModel) -> str | None:
+    foreign = set(foreign_layers(model))
     for module in model.modules():
         for name, weight in module._parameters.items():
-            known = type(module) is nn.Linear or isinstance(module, nn.Embedding)
+            known = type(module) is nn.Linear or isinstance(module, nn.Embedding) or module in foreign
             if weight is not None and weight.ndim > 1 and not known:
                 return f"{name} of {type(module).__name__} is multiplied by code of its own"
         frequencies = module._buffers.get("inv_freq")
         if frequencies is not None and 2 * frequencies.numel() % _TOGETHER:
             return f"positions turn {2 * frequencies.numel()} channels, and torch computes odd ones in another way"
-    return None if is_safe(model) else "code other than transformers' runs in its passes, or may see their tensors"
+    return (
+        None
+        if is_safe(model, foreign)
+        else "code other than transformers' runs in its passes, or may see their tensors"
+    )

@@ -177,10 +177,10 @@ def tree_verdict(model: PreTrainedModel, traits: ModelTraits, drafts: bool = Fal
     allowed = _DRAFTED if drafts else _allowed(traits.dtype)
     if difference > allowed:
         reason = "model.eval() was not called, or " if model.training else ""
+        reason = _rounding(model) or f"{reason}it ignores attention masks or position_ids"
         return (
             f"{traits.name} does not keep the branches of a tree apart: scores differ by {difference:.2g} of their "
-            f"spread, allowed {allowed:.2g} ({reason}it ignores attention masks or position_ids). "
-            "Drop use_lookahead for this model."
+            f"spread, allowed {allowed:.2g} ({reason}). Drop use_lookahead for this model."
         ), True
     if padded is None or model.training or drafts:
         return None, True
@@ -226,15 +226,18 @@ def _fallback_error(
     for row, kind in enumerate(("", " in a row that is padded")):
         difference = _apart(scores[row], plain[row])
         if difference is not None and difference > _allowed(traits.dtype):
-            rounding, reason = rounding_layer(model), "it prepares each of its passes in a way of its own"
-            if rounding is not None:
-                reason = f"{rounding} rounds its inputs, and makes much of little; more is let pass in bfloat16"
+            reason = _rounding(model) or "it prepares each of its passes in a way of its own"
             return (
                 f"{traits.name} says something else in a pass over a tree than in plain passes{kind}: scores differ by "
                 f"{difference:.2g} of their spread, allowed {_allowed(traits.dtype):.2g} ({reason}). "
                 "Drop use_lookahead for this model."
             )
     return None
+
+
+def _rounding(model: PreTrainedModel) -> str | None:
+    name = rounding_layer(model)
+    return name and f"{name} rounds its inputs, and makes much of little; more is let pass in bfloat16"
 
 
 def linear_obstacle(model: PreTrainedModel, traits: ModelTraits, known: bool) -> str | None:
