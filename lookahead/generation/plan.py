@@ -81,9 +81,8 @@ def _bits(plan: Plan, strategy: Strategy | None, lossy: bool = False, own: bool 
     padded = count == 1 and call.traits.device.type == "cpu" and len(call.prompts()[0]) < width
     texts = Texts(count, width + plan.new_tokens, padded)
     bits = bits_of(call.model, call.traits, plan.route, wanted, texts, obstacle)
-    return (
-        bits if strategy is None or strategy.attention is None else bits.repeatable()
-    )  # plain decoding's attention is another
+    other = strategy is not None and strategy.attention is not None  # than plain decoding's
+    return bits.repeatable() if other else bits
 
 
 def _check_split(plan: Plan, strategy: Strategy, inexact: bool) -> None:

@@ -143,7 +143,7 @@ class Int4Linear(QuantisedLinear):
         middle = least + (_STEPS + 1) // 2 * steps  # to which the kernel's offset belongs
         scales = torch.cat([steps, middle], 2).transpose(0, 1).to(weight.dtype).contiguous()
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
-        super().__init__(layer, packed, scales, layer.bias)
+        super().__init__(layer, packed, scales, None if layer.bias is None else layer.bias.detach())
 
     def _outputs(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1, self.in_features).contiguous()
