@@ -142,8 +142,6 @@ def _odd_part(model: PreTrainedModel) -> str | None:
         frequencies = module._buffers.get("inv_freq")
         if frequencies is not None and 2 * frequencies.numel() % _TOGETHER:
             return f"positions turn {2 * frequencies.numel()} channels, and torch computes odd ones in another way"
-    return (
-        None
-        if is_safe(model, foreign)
-        else "code other than transformers' runs in its passes, or may see their tensors"
-    )
+    if is_safe(model, foreign):
+        return None
+    return "code other than transformers' runs in its passes, or may see their tensors"
